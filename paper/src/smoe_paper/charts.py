@@ -44,16 +44,12 @@ def draw_grids(
     column_title: str,
 ) -> None:
     """Draw panels over the same two settings side by side."""
-    if not panels:
-        raise ValueError("there must be at least one panel")
     shape = (len(row_labels), len(column_labels))
     # Room for a number in each cell.
     width = max(4.2, 1.6 + 0.55 * shape[1])
     figure = Figure(figsize=(width * len(panels), 1.4 + 0.4 * shape[0]), layout="constrained")
     are_long = any(len(label) > 6 for label in column_labels)
     for number, panel in enumerate(panels):
-        if panel.values.shape != shape:
-            raise ValueError(f"{panel.title!r} has the shape {panel.values.shape}, but the labels make {shape}")
         axes = figure.add_subplot(1, len(panels), number + 1)
         shown = np.ma.masked_invalid(panel.values)
         image = axes.imshow(shown, cmap=panel.palette, aspect="auto")
@@ -86,8 +82,6 @@ def draw_accuracy(
         history: One mapping per epoch, the first being epoch 1. An epoch without a key is left out of its curve.
         reference: Label and value in percent of a horizontal line, for example the paper's result.
     """
-    if not keys:
-        raise ValueError("keys must name at least one curve")
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for number, key in enumerate(keys):
@@ -132,8 +126,6 @@ def draw_scores(
         history: One mapping per epoch, the first being epoch 1. An epoch without a number is left out of the curve.
         keys: What to draw, and its title, such as `{"validation/rmse_z_500": "Z500 RMSE, in m2 s-2"}`.
     """
-    if not keys:
-        raise ValueError("keys must name at least one curve")
     figure = Figure(figsize=(0.6 + 4.4 * len(keys), 3.7), layout="constrained")
     for number, (key, title) in enumerate(keys.items()):
         epochs, values = _points(history, key)
@@ -174,9 +166,6 @@ def draw_scores(
 def _points(history: Sequence[Mapping[str, float | None]], key: str) -> tuple[list[int], list[float]]:
     """Epochs that have a value of the key, from 1, and the values."""
     found = {epoch: value for epoch, entry in enumerate(history, start=1) if (value := entry.get(key)) is not None}
-    if not found:
-        known = ", ".join(sorted({name for entry in history for name in entry})) or "nothing"
-        raise ValueError(f"no epoch of the history holds {key!r}; it holds {known}")
     return list(found), list(found.values())
 
 
@@ -209,8 +198,6 @@ def draw_epochs(panels: Mapping[str, Mapping[str, Sequence[float]]], path: str |
     Args:
         panels: For the name of each quantity, its values by model, the first being epoch 1.
     """
-    if not panels:
-        raise ValueError("panels must hold at least one quantity")
     figure = Figure(figsize=(8.5, 0.6 + 3.0 * len(panels)), layout="constrained")
     all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     for number, (axes, (quantity, curves)) in enumerate(zip(all_axes, panels.items(), strict=True)):
@@ -224,11 +211,7 @@ def draw_epochs(panels: Mapping[str, Mapping[str, Sequence[float]]], path: str |
 def _plot(
     axes: Axes, curves: Mapping[str, Sequence[float]], epoch_lengths: Mapping[str, float], *, has_legend: bool = True
 ) -> None:
-    if not curves:
-        raise ValueError("curves must hold at least one model")
     for number, (label, values) in enumerate(curves.items()):
-        if not values:
-            raise ValueError(f"the curve of {label!r} is empty")
         axes.plot(
             np.arange(1, len(values) + 1) * epoch_lengths.get(label, 1.0),
             values,
@@ -248,16 +231,12 @@ def draw_region_accuracies(
     accuracies: Mapping[str, Sequence[float]], regions: Sequence[str], path: str | Path, *, label: str
 ) -> None:
     """Draw bars of the accuracy in percent of several models in each region."""
-    if not accuracies:
-        raise ValueError("accuracies must hold at least one model")
     # Wide enough for three digits above each bar, and for the names of the regions.
     figure_width = max(1.2 + 0.35 * len(regions) * len(accuracies), 2.0 * len(regions))
     figure = Figure(figsize=(figure_width, 4.2), layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(regions)
-    for model, (name, values) in enumerate(accuracies.items()):
-        if len(values) != len(regions):
-            raise ValueError(f"{name!r} has {len(values)} accuracies for {len(regions)} regions")
+    for model, values in enumerate(accuracies.values()):
         for region, value in enumerate(values):
             centre = model + (region - (len(regions) - 1) / 2) * width
             axes.bar(centre, value, width * 0.92, color=COLOURS[region], label=regions[region] if model == 0 else None)
@@ -286,10 +265,6 @@ def draw_image_routing(
         chosen: Experts chosen at each pixel, in any order, `(E, H, W)`.
         mean_images: Mean image of each class, from 0 (dark) to 1, grey `(N, H, W)` on the grid of the choices.
     """
-    if mean_images.ndim != 3 or len(mean_images) != len(classes) or mean_images.shape[1:] != chosen.shape[1:]:
-        raise ValueError(
-            f"mean_images must be one of {chosen.shape[1:]} for each of {len(classes)} classes, got {mean_images.shape}"
-        )
     is_selected = selections(chosen, num_experts)
     colours = similarity_colours(chosen, num_experts)
     figure = Figure(figsize=(13.5, 9.4), layout="constrained")

@@ -47,20 +47,6 @@ def test_each_gate_routes_every_sample_and_learns(name, stride):
         assert not torch.equal(parameter, before[parameter_name]), parameter_name
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_each_gate_can_be_copied_and_loaded(name):
-    gate = MAKERS[name](1).eval()
-    x = torch.randn(3, 2, *GRID)
-    twin = copy.deepcopy(gate)
-    assert torch.equal(twin(x).scores, gate(x).scores)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.zero_()
-    assert not torch.equal(twin(x).scores, gate(x).scores)
-    twin.load_state_dict(gate.state_dict())
-    assert torch.equal(twin(x).scores, gate(x).scores)
-
-
 @pytest.mark.parametrize(
     ("gate", "expected"),
     [

@@ -45,16 +45,3 @@ def test_transposed_grid_is_refused():
         ValueError, match=r"output grid of \(4, 6\), .* but an input of \(6, 4\) at stride 1 has .* \(6, 4\)"
     ):
         layer(torch.randn(1, 1, 6, 4))
-
-
-def test_wrong_arguments():
-    with pytest.raises(ValueError, match="stride must be at least 1, got 0"):
-        LocallyConnected2d(1, 2, spatial_shape=(4, 6), stride=0)
-    with pytest.raises(ValueError, match=r"kernel_size must be odd.* got 4"):
-        LocallyConnected2d(1, 2, 4, spatial_shape=(4, 6))
-
-
-def test_third_argument_is_the_kernel_size_as_in_torch():
-    assert LocallyConnected2d(3, 1, 5, spatial_shape=(4, 6)).weight.shape == (1, 4, 6, 3, 5, 5)
-    with pytest.raises(TypeError, match="spatial_shape"):
-        LocallyConnected2d(3, 1, 5)  # pyright: ignore[reportCallIssue]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
@@ -90,17 +89,3 @@ def test_a_wrong_value_is_refused_in_one_line_with_its_field(path: str, value: A
 def test_every_rule_survives_json(rule: Any, damping: Damping | None) -> None:
     recipe = HeatRecipe(rule=rule, damping=damping)
     assert recipe_from_plain(json.loads(json.dumps(recipe.plain()))) == recipe
-
-
-def test_reading_leaves_what_is_read_as_it_is() -> None:
-    plain = HeatRecipe().plain()
-    before = copy.deepcopy(plain)
-    recipe_from_plain(plain)
-    assert plain == before
-
-
-def test_null_is_a_value_where_the_type_has_it() -> None:
-    recipe = recipe_from_plain(changed("training.num_threads", None))
-    assert recipe.training.num_threads is None
-    with pytest.raises(RecipeError, match=r"data\.store must be a path or null, got 3"):
-        recipe_from_plain(changed("data.store", 3, "weather/smoe"))

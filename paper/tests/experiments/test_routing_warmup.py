@@ -112,8 +112,3 @@ def test_a_run_is_resumed_within_the_warm_up_and_after_it(tmp_path: Path, num_st
     assert all(torch.equal(ours[key], value) for key, value in theirs.items())
     # Three batches to an epoch, two epochs of warm-up.
     assert [record["routing/changed"] > 0 for record in whole.read_history()[:2]] == [False, False]
-
-
-def test_negative_epochs() -> None:
-    with pytest.raises(ValueError, match="must not be negative, got -1 epochs"):
-        RoutingWarmup(make_net(), -1)

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from smoe.rules import RoutingClassification
 from smoe.training.run_directory import CheckpointError, RunDirectory, RunError, load_checkpoint
 from smoe_paper.experiments.experiment import ShowOptions
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.experiments.task import Learning
-from smoe_paper.heat.model import build_gate, build_model, build_task, make_region_map, make_split
+from smoe_paper.heat.model import make_region_map, make_split
 from smoe_paper.heat.pictures import draw_run, learned
-from smoe_paper.heat.recipes import HEAT_TRAINING, ConvNetModel, HeatDiffusion, HeatRecipe, SpatialMoEModel
+from smoe_paper.heat.recipes import HEAT_TRAINING, ConvNetModel, HeatDiffusion, HeatRecipe
 
 SMALL = HeatRecipe(
     data=HeatDiffusion(spatial_shape=(9, 7), num_steps=10, num_train_runs=20, num_validation_runs=2, num_test_runs=2),
@@ -120,30 +118,3 @@ def test_a_region_map_comes_from_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "map.npy", region_map)
     data = HeatDiffusion(region_map=tmp_path / "map.npy", diffusivities=(0.1, 0.2))
     np.testing.assert_array_equal(make_region_map(data), region_map)
-
-
-@pytest.mark.parametrize("gate", ["tensor", "conv", "coordconv", "coordconv3", "lcn", "linear", "fixed", "random"])
-@pytest.mark.parametrize("experts", ["conv", "coordconv"])
-def test_every_gate_and_expert_takes_a_step(gate: str, experts: str) -> None:
-    model = SpatialMoEModel(gate=gate, experts=experts, num_experts=6, num_selected=2, gate_noise=gate == "tensor")  # type: ignore[arg-type]
-    task = build_task(replace(SMALL, model=model), splits=("test",), notify=quietly)
-    input, target = task.splits["test"].__getitems__([0, 1, 2])  # type: ignore[attr-defined]
-    prediction = task.model(input)
-    assert prediction.shape == target.shape
-    before = [parameter.clone() for parameter in task.model.parameters()]
-    task.loss(prediction, target).backward()
-    task.optimizer.step()
-    moved = [not torch.equal(old, new) for old, new in zip(before, task.model.parameters(), strict=True)]
-    assert all(moved)
-
-
-def test_parameter_counts_of_the_paper() -> None:
-    region_map = make_region_map(HeatDiffusion())
-    model = build_model(
-        SpatialMoEModel(), Learning(RoutingClassification.released(), None), region_map, HeatDiffusion().diffusivities
-    )
-    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    assert counts == {"layer.weight": 27, "layer.gate.scores": 12288}
-    for gate, count in {"conv": 27, "coordconv": 81, "coordconv3": 255, "lcn": 110592}.items():
-        built = build_gate(SpatialMoEModel(gate=gate), region_map)  # type: ignore[arg-type]
-        assert sum(parameter.numel() for parameter in built.parameters()) == count, gate

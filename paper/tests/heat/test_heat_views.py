@@ -96,43 +96,7 @@ def test_picture_is_written(tmp_path: Path, num_experts: int, kernel_size: int) 
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_many_regions(tmp_path: Path) -> None:
-    region_map = np.arange(35).reshape(5, 7) % 11
-    draw_routing(region_map, np.zeros((11, 3, 3)), region_map, np.zeros((11, 3, 3)), tmp_path / "routing.png")
-
-
-def test_failed_picture_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "routing.png"
-    path.write_bytes(b"old")
-
-    def fail(file: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        draw_routing(REGION_MAP, STENCILS, REGION_MAP, STENCILS, path)
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
-
-
 def test_pyplot_stays_unloaded() -> None:
     # In a process of its own, since another test may have loaded it.
     program = "import sys, smoe.views, smoe_paper.heat.pictures; sys.exit('matplotlib.pyplot' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize(
-    ("stencils", "experts", "message"),
-    [
-        (STENCILS[:2], STENCILS, "holds region 2, got 2 stencils"),
-        (STENCILS, np.zeros((3, 2, 2)), r"experts must have shape \(count, k, k\) with k odd, got \(3, 2, 2\)"),
-        (STENCILS[0], STENCILS, "stencils must have shape"),
-        (STENCILS, np.full((3, 3, 3), np.nan), "experts must be finite"),
-        (STENCILS, STENCILS[:2], r"a routing must be in \[0, 1\], got \[0, 2\]"),
-    ],
-)
-def test_bad_input_is_refused(tmp_path: Path, stencils: np.ndarray, experts: np.ndarray, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        draw_routing(REGION_MAP, stencils, REGION_MAP, experts, tmp_path / "routing.png")
-    with pytest.raises(ValueError, match=r"must end in one of .*\.png.*routing\.xyz"):
-        draw_routing(REGION_MAP, STENCILS, REGION_MAP, STENCILS, tmp_path / "routing.xyz")
-    assert list(tmp_path.iterdir()) == []

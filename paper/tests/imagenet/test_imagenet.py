@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,6 @@ from smoe._signals import Interrupted
 from smoe.cli import main
 from smoe.errors import DataError
 from smoe.training.run_directory import RunDirectory, load_checkpoint
-from smoe_paper.experiments.experiment import recipe_from_plain
 from smoe_paper.experiments.recipe import SgdMomentum
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import Learning, build_optimizer
@@ -238,12 +236,6 @@ def test_recipes_are_the_published_one() -> None:
     assert augmentation == Augmentation((0.08, 1.0), (3 / 4, 4 / 3), 0.5, True, 0.1, 0.2, 1.0, 4)
     assert isinstance(recipe.model, SpatialMoEResNet50Model)
     assert (recipe.model.expert_ratio, recipe.model.share_gates) == (2.0, True)
-
-
-@pytest.mark.parametrize("name", IMAGENET_RECIPES)
-def test_recipes_survive_a_file(name: str) -> None:
-    recipe = IMAGENET_RECIPES[name]
-    assert recipe_from_plain(json.loads(json.dumps(recipe.plain()))) == recipe
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 
 from smoe.nn import RoutedLayer, TensorGate
 from smoe.rules import RoutingClassification
-from smoe_paper.experiments.experiment import all_recipes, recipe_from_plain
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.task import Learning, count_parameters
 from smoe_paper.images.model import build_model, make_task
@@ -116,12 +115,6 @@ def test_sees_where():
         model = build_model(replace(IMAGE_MODELS[name], filters=8), LEARNING, (1, 16, 16), 10).eval()
         with torch.no_grad():
             assert torch.allclose(model(images), model(shifted), atol=1e-5) == is_blind, name
-
-
-def test_recipes_as_plain_values():
-    for name, recipe in IMAGE_RECIPES.items():
-        assert recipe_from_plain(recipe.plain()) == recipe
-        assert all_recipes()[name].data.name == name.partition("/")[0]  # type: ignore[union-attr]
 
 
 def test_refuses():

@@ -11,7 +11,7 @@ from smoe.cli import main
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.reproduction import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.tables import Scale, markdown, percent
+from smoe_paper.experiments.tables import Scale, markdown
 from smoe_paper.images.pictures import draw_tables
 from smoe_paper.images.recipes import IMAGE_RECIPES, PUBLISHED, ImageRecipe, SpatialMoEClassifierModel
 from smoe_paper.images.tables import IMAGES
@@ -35,13 +35,6 @@ def test_the_papers_smoe():
     assert row.recipe.rule == RoutingClassification.paper() and row.recipe.damping is None
 
 
-def test_rows_are_told_apart():
-    for table in IMAGES.tables.tables:
-        for scale in IMAGES.tables.scales:
-            keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
-            assert len(set(keys)) == len(keys), (table.name, scale.name)
-
-
 def test_the_recipe_is_a_row_of_the_routing():
     # Measured once, shown in both tables.
     keys = {RunKey.of(row.recipe) for row in IMAGES.tables.select("images/routing")[0].rows}
@@ -55,14 +48,6 @@ def test_scales_are_equal_for_all(name, num_images):
     budgets = {(recipe.data.images_per_epoch, recipe.training) for recipe in recipes}  # type: ignore[union-attr]
     assert len(budgets) == 1
     assert next(iter(budgets))[0] == num_images
-
-
-def test_two_decimals():
-    assert percent(99.5432, 0.0123, 2) == "99.54 ± 0.01"
-    assert percent(99.5432, 0.001, 2) == "99.54 ± 0.001"
-    assert percent(99.998, None, 2) == "99.998"
-    assert percent(100.0, 0.0, 2) == "100.00 ± 0"
-    assert percent(91.34, 0.16) == "91.3 ± 0.2"
 
 
 def test_markdown_beside_the_paper(tmp_path):

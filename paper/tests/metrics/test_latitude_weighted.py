@@ -185,43 +185,9 @@ def test_a_forecast_that_never_departs_has_no_correlation() -> None:
     assert math.isnan(score(metric, torch.full((1, 1, 2, 2), 3.0), target)["acc_z"])
 
 
-def test_physical_means_do_not_cost_digits() -> None:
-    # Errors of 0.01 beside a mean of 54000: in float32 at that height the values are 0.004 apart.
-    prediction, target = torch.full((1, 1, 2, 2), 1e-5), torch.zeros(1, 1, 2, 2)
-    for kind in KINDS:
-        metric = kind(["z_500"], LATITUDE, [1000.0])
-        assert score(metric, prediction, target)[metric.names[0]] == pytest.approx(0.01, rel=1e-6)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_arguments_are_refused(kind: type[LatitudeWeightedScore]) -> None:
-    with pytest.raises(ValueError, match="2 scales for 1 channels"):
-        kind(["z_500"], LATITUDE, [1.0, 2.0])
-    with pytest.raises(ValueError, match=r"scale of t_850 must be positive and finite, got 0\.0"):
-        kind(["z_500", "t_850"], LATITUDE, [1.0, 0.0])
-    with pytest.raises(ValueError, match="from -90 to 90, got 120"):
-        kind(["z_500"], (0.0, 120.0), [1.0])
-    with pytest.raises(ValueError, match="from -90 to 90, got nan"):
-        kind(["z_500"], (0.0, math.nan), [1.0])
-    with pytest.raises(ValueError, match="one number for each row"):
-        kind(["z_500"], (), [1.0])
-    with pytest.raises(ValueError, match="different names"):
-        kind(["z_500", "z_500"], LATITUDE, [1.0, 1.0])
-    with pytest.raises(ValueError, match="'tp', which is not among z_500"):
-        kind(["z_500"], LATITUDE, [1.0], inverses={"tp": torch.exp})
     metric = kind(["z_500"], LATITUDE, [1.0])
     for shape in ((1, 2, 2, 2), (1, 1, 3, 2), (1, 2, 2)):
         with pytest.raises(ValueError, match=r"prediction must have shape \(B, 1, 2, W\) for z_500, got"):
             metric.totals(torch.zeros(shape), torch.zeros(shape))
-
-
-def test_bad_climatologies_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"climatology must have shape \(1, 2, W\), got \(2, 2\)"):
-        AnomalyCorrelation(["z"], LATITUDE, [1.0], np.zeros((2, 2)), offsets=[0.0])
-    with pytest.raises(ValueError, match="not finite"):
-        AnomalyCorrelation(["z"], LATITUDE, [1.0], np.full((1, 2, 2), np.nan), offsets=[0.0])
-    with pytest.raises(ValueError, match="2 offsets for 1 channels"):
-        AnomalyCorrelation(["z"], LATITUDE, [1.0], np.zeros((1, 2, 2)), offsets=[0.0, 1.0])
-    metric = AnomalyCorrelation(["z"], LATITUDE, [1.0], np.zeros((1, 2, 3)), offsets=[0.0])
-    with pytest.raises(ValueError, match="2 columns, the climatology 3"):
-        metric.totals(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))

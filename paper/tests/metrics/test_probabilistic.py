@@ -93,14 +93,6 @@ def test_gaussian_scores_are_those_of_scoringrules() -> None:
     assert score(EECRPS(), output, target)["eecrps"] == pytest.approx((efi * expected).mean(), rel=1e-12)
 
 
-def test_a_small_last_batch_weighs_no_more_than_its_pixels() -> None:
-    output, target = random_forecasts()
-    metrics: list[Metric] = [GaussianCRPS(GRID), EECRPS(), GaussianSpreadSkill(), PitHistogram(5)]
-    for metric in metrics:
-        parts = metric.totals(output[:3], target[:3]) + metric.totals(output[3:], target[3:])
-        assert metric.values(parts) == pytest.approx(score(metric, output, target), rel=1e-12)
-
-
 def test_dates_without_an_efi_do_not_count_and_a_hole_in_one_is_told() -> None:
     output, target = random_forecasts()
     expected = score(EECRPS(), output[1:], target[1:])

@@ -23,23 +23,7 @@ def test_by_hand() -> None:
     torch.testing.assert_close(output[1, 1], torch.full((4, 5), 2 * (1 / 6) ** 0.5 - 1))
 
 
-def test_each_pixel_has_its_own_members() -> None:
-    net = Emos(2)
-    members = torch.rand(2, 2, 3, 4)
-    single = net(members[1:, :, 2:, 1:2])
-    torch.testing.assert_close(net(members)[1:, :, 2:, 1:2], single)
-
-
 def test_members_without_spread_have_no_gradient_that_is_not_a_number() -> None:
     net = Emos(3)
     net(torch.ones(1, 3, 2, 2)).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in net.parameters())
-
-
-def test_options_that_make_no_sense() -> None:
-    with pytest.raises(ValueError, match=r"value_range must be a smaller and a larger value, got 2.0 and 1.0"):
-        Emos(5, (2.0, 1.0))
-    with pytest.raises(ValueError, match="num_members must be at least 1, got 0"):
-        Emos(0)
-    with pytest.raises(ValueError, match=r"input must be \(B, 10, H, W\)"):
-        Emos(10)(torch.zeros(1, 9, 2, 2))

@@ -122,24 +122,3 @@ def test_conversion_puts_a_gate_on_each_output_grid() -> None:
     gates = {id(layer.gate) for layer in converted.modules() if isinstance(layer, smoe.SpatialMoE2d)}
     assert len(gates) == 4
     assert converted(torch.randn(2, 3, 176, 176)).shape == (2, 5)
-
-
-def test_a_trained_net_learns_on_as_an_smoe_net() -> None:
-    torch.manual_seed(0)
-    net = ResNet((1, 1, 1, 1), filters=4, num_classes=5).eval()
-    net.load_state_dict({name: torch.rand_like(tensor.float()) for name, tensor in net.state_dict().items()})
-    x = torch.randn(2, 3, 48, 64)
-    converted = smoe.convert(net, example_input=x, start="filters", order="index", rule="rc")
-    assert sum(isinstance(layer, smoe.SpatialMoE2d) for layer in converted.modules()) == 4
-    torch.testing.assert_close(converted(x), net(x), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("num_blocks", [(1, 1, 1), (1, 1, 0, 1)])
-def test_refuses_stages(num_blocks: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="num_blocks must be four numbers from 1 on"):
-        ResNet(num_blocks)
-
-
-def test_refuses_channels() -> None:
-    with pytest.raises(ValueError, match=r"input must be \(B, 3, H, W\)"):
-        ResNet((1, 1, 1, 1), filters=4)(torch.randn(1, 1, 32, 32))

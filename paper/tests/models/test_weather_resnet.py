@@ -85,17 +85,3 @@ def test_glorot_start() -> None:
     assert 0.14 < conv.weight.abs().max() <= 0.14434
     assert conv.bias is not None
     assert not conv.bias.any()
-
-
-def test_precipitation_is_not_negative() -> None:
-    net = WeatherResNet(3, 1, filters=4, num_blocks=1, positive=True)
-    assert net(torch.randn(2, 3, 6, 8)).min() == 0.0
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="num_blocks must be at least 1, got 0"):
-        WeatherResNet(3, 1, num_blocks=0)
-    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1.0"):
-        WeatherResNet(3, 1, dropout=1.0)
-    with pytest.raises(ValueError, match=r"input must be \(B, 3, H, W\), got shape \(1, 4, 6, 8\)"):
-        WeatherResNet(3, 1, filters=4, num_blocks=1)(torch.zeros(1, 4, 6, 8))

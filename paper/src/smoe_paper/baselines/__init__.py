@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import torch
 
 from smoe.ops import output_grid
-from smoe.options import PADDING_MODES, PaddingMode
-
-
-def check_positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if not isinstance(number, Integral) or number < 1:
-            kind = "at least 1" if isinstance(number, Integral) else "an integer"
-            raise ValueError(f"{name} must be {kind}, got {number!r}")
-
-
-def check_spatial_shape(spatial_shape: tuple[int, int]) -> tuple[int, int]:
-    shape = tuple(int(size) for size in spatial_shape)
-    if len(shape) != 2 or min(shape) < 1:
-        raise ValueError(f"spatial_shape must be (rows, columns) of the output grid, not {spatial_shape}")
-    return shape[0], shape[1]
 
 
 def check_kernel_size(kernel_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -31,12 +14,6 @@ def check_kernel_size(kernel_size: int | tuple[int, int]) -> tuple[int, int]:
             f"kernel_size must be odd, so that padding keeps the grid: one number or (rows, columns), got {kernel_size}"
         )
     return sizes
-
-
-def check_padding_mode(padding_mode: PaddingMode) -> PaddingMode:
-    if padding_mode not in PADDING_MODES:
-        raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}, got {padding_mode!r}")
-    return padding_mode
 
 
 def check_input(input: torch.Tensor, in_channels: int) -> None:

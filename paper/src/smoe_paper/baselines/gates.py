@@ -10,7 +10,6 @@ from torch import nn
 
 from smoe.nn import GridConv2d, SpatialGate
 from smoe.options import Normalization, Order
-from smoe_paper.baselines import check_spatial_shape
 from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 
 
@@ -38,8 +37,8 @@ class LinearGate(SpatialGate):
         normalization: Normalization = "none",
     ) -> None:
         super().__init__(num_experts, num_selected, order=order, normalization=normalization)
-        self._spatial_shape = check_spatial_shape(spatial_shape)
-        self.input_shape = check_spatial_shape(input_shape or spatial_shape)
+        self._spatial_shape = spatial_shape
+        self.input_shape = input_shape or spatial_shape
         num_inputs = in_channels * self.input_shape[0] * self.input_shape[1]
         num_scores = num_experts * self._spatial_shape[0] * self._spatial_shape[1]
         self.linear = nn.Linear(num_inputs, num_scores, bias=False)

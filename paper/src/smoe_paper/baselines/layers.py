@@ -17,9 +17,6 @@ from smoe_paper.baselines import (
     check_input,
     check_kernel_size,
     check_output_grid,
-    check_padding_mode,
-    check_positive,
-    check_spatial_shape,
 )
 
 
@@ -42,10 +39,9 @@ class CondConv2d(nn.Module):
         padding_mode: PaddingMode = "zeros",
     ) -> None:
         super().__init__()
-        check_positive(in_channels=in_channels, out_channels=out_channels, num_experts=num_experts, stride=stride)
         self.kernel_size = check_kernel_size(kernel_size)
         self.stride = stride
-        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
+        self.padding_mode: PaddingMode = padding_mode
         self.num_experts = num_experts
         # Four dimensions, all filters of expert 0 first: `.to(memory_format=torch.channels_last)` refuses five.
         shape = (num_experts * out_channels, in_channels, *self.kernel_size)
@@ -63,8 +59,6 @@ class CondConv2d(nn.Module):
         in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.num_experts
         check_input(input, in_channels)
         B = input.shape[0]
-        if B == 0:
-            raise ValueError(f"each sample has its own kernel: the batch must not be empty, got {tuple(input.shape)}")
         kernels = self.mixing_weights(input) @ self.weight.reshape(self.num_experts, -1)
         padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
         # Mixed kernels in one convolution of a group per sample, because its cost does not grow with the experts. Every
@@ -128,11 +122,10 @@ class LocallyConnected2d(nn.Module):
         padding_mode: PaddingMode = "zeros",
     ) -> None:
         super().__init__()
-        check_positive(in_channels=in_channels, out_channels=out_channels, stride=stride)
-        self.spatial_shape = check_spatial_shape(spatial_shape)
+        self.spatial_shape = spatial_shape
         self.kernel_size = check_kernel_size(kernel_size)
         self.stride = stride
-        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
+        self.padding_mode: PaddingMode = padding_mode
         fan_in = in_channels * self.kernel_size[0] * self.kernel_size[1]
         shape = (out_channels, *self.spatial_shape, in_channels, *self.kernel_size)
         self.weight = nn.Parameter(torch.empty(shape))
@@ -161,7 +154,6 @@ class LearnedChannels(nn.Module):
         spatial_shape: tuple[int, ...],
     ) -> None:
         super().__init__()
-        check_positive(num_channels=num_channels)
         self.fields = nn.Parameter(torch.zeros(num_channels, *spatial_shape))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

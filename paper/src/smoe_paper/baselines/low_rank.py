@@ -10,14 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.ops import grid_conv2d, output_grid
-from smoe.options import COMBINERS, Combiner, PaddingMode
+from smoe.options import Combiner, PaddingMode
 from smoe_paper.baselines import (
     check_input,
     check_kernel_size,
     check_output_grid,
-    check_padding_mode,
-    check_positive,
-    check_spatial_shape,
 )
 
 DILATIONS = (1, 2, 4, 8)
@@ -67,9 +64,6 @@ class InputCombiner(nn.Module):
         dilations: tuple[int, ...] = DILATIONS,
     ) -> None:
         super().__init__()
-        check_positive(in_channels=in_channels, spatial_rank=spatial_rank)
-        for dilation in dilations:
-            check_positive(dilation=dilation)
         self.dilations = tuple(dilations)
         K = spatial_rank
 
@@ -154,13 +148,10 @@ class LowRankLocal2d(nn.Module):
         padding_mode: PaddingMode = "zeros",
     ) -> None:
         super().__init__()
-        check_positive(in_channels=in_channels, out_channels=out_channels, spatial_rank=spatial_rank, stride=stride)
-        if combiner not in COMBINERS:
-            raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}")
         self.kernel_size = check_kernel_size(kernel_size)
         self.stride = stride
-        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
-        self.spatial_shape = None if spatial_shape is None else check_spatial_shape(spatial_shape)
+        self.padding_mode: PaddingMode = padding_mode
+        self.spatial_shape = None if spatial_shape is None else spatial_shape
 
         self.spatial_rank = spatial_rank
         # Four dimensions, all filters of base 0 first: `.to(memory_format=torch.channels_last)` refuses five.
@@ -185,8 +176,7 @@ class LowRankLocal2d(nn.Module):
 
         self.spatial_bias: RowsAndColumns | Table | None = None
         if spatial_bias:
-            if self.spatial_shape is None:
-                raise ValueError("spatial_bias=True needs spatial_shape=(rows, columns) of the output grid")
+            assert self.spatial_shape is not None
             maps = RowsAndColumns if combiner == "rows_and_columns" else Table
             self.spatial_bias = maps(1, self.spatial_shape, 0.0)
 
@@ -198,8 +188,7 @@ class LowRankLocal2d(nn.Module):
         """
         if not isinstance(self.combiner, InputCombiner):
             return self.combiner().softmax(dim=-3)
-        if input is None:
-            raise ValueError("combiner='input' needs an input (B, C, H, W), got None")
+        assert input is not None
         grid = output_grid(input.shape[2], input.shape[3], self.stride)
         return self.combiner(input, grid).softmax(dim=-3)
 

@@ -16,7 +16,6 @@ from torch import nn
 
 from smoe.losses import squared_variation
 from smoe.ops import top_experts
-from smoe_paper.baselines import check_positive
 
 # An expert's capacity is rounded up to a multiple of this.
 _CAPACITY_STEP = 4
@@ -34,7 +33,6 @@ class FeedForward(nn.Module):
         hidden: int,
     ) -> None:
         super().__init__()
-        check_positive(width=width, hidden=hidden)
         self.widen = nn.Linear(width, hidden)
         self.narrow = nn.Linear(hidden, width)
         for linear in (self.widen, self.narrow):
@@ -91,15 +89,8 @@ class PatchMoE(nn.Module):
         noise_std: float | None = None,
     ) -> None:
         super().__init__()
-        check_positive(width=width, hidden=hidden, num_experts=num_experts)
-        if not 1 <= num_selected <= num_experts:
-            raise ValueError(f"num_selected must be in [1, {num_experts}], got {num_selected}")
-        if not 0.0 < capacity_factor < math.inf:
-            raise ValueError(f"capacity_factor must be positive and finite, got {capacity_factor}")
         if noise_std is None:
             noise_std = 1.0 / num_experts
-        if not 0.0 <= noise_std < math.inf:
-            raise ValueError(f"noise_std must be finite and not negative, got {noise_std}")
         self.width = width
         self.hidden = hidden
         self.num_experts = num_experts
@@ -124,8 +115,6 @@ class PatchMoE(nn.Module):
         return math.ceil(needed / _CAPACITY_STEP) * _CAPACITY_STEP
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        if tokens.ndim != 3 or tokens.shape[1] == 0 or tokens.shape[2] != self.width:
-            raise ValueError(f"tokens must be (B, N, {self.width}), N at least 1, got shape {tuple(tokens.shape)}")
         scores = self._score(tokens)
         if self.training:
             self._last_scores = scores

@@ -168,13 +168,6 @@ def draw_initial_states(
         States, float64, `(R, H, W)`.
     """
     num_types = count_region_types(region_map)
-    if num_runs < 1:
-        raise ValueError(f"num_runs must be at least 1, got {num_runs}")
-    if max_drops < 1:
-        raise ValueError(f"max_drops must be at least 1, got {max_drops}")
-    if not 0.0 <= background < np.inf:
-        raise ValueError(f"background must be finite and not negative, got {background}")
-
     cells_of_type = [np.argwhere(region_map == kind) for kind in range(num_types)]
     rng = np.random.default_rng(seed)
     states = np.empty((num_runs, *region_map.shape))
@@ -206,7 +199,7 @@ def simulate_heat(
     Returns:
         Frames, frame 0 being the initial state, float32, `(R, T + 1, H, W)`.
     """
-    _check_simulation(initial_states, region_map, diffusivities, num_steps, runs_per_block)
+    _check_simulation(initial_states, region_map, diffusivities)
     num_runs, height, width = initial_states.shape
 
     # A row of zeros above and below each run and one column of zeros between rows make all four neighbours plain
@@ -245,13 +238,7 @@ def simulate_heat(
     return frames
 
 
-def _check_simulation(
-    initial_states: np.ndarray,
-    region_map: np.ndarray,
-    diffusivities: Sequence[float],
-    num_steps: int,
-    runs_per_block: int,
-) -> None:
+def _check_simulation(initial_states: np.ndarray, region_map: np.ndarray, diffusivities: Sequence[float]) -> None:
     num_types = count_region_types(region_map)
     if len(diffusivities) != num_types:
         raise ValueError(f"the region map has {num_types} types, got {len(diffusivities)} diffusivities")
@@ -262,19 +249,9 @@ def _check_simulation(
                 f"diffusivity of region type {kind} must be in [0, {MAX_DIFFUSIVITY}] for a stable step, "
                 f"got {diffusivity}"
             )
-    if initial_states.ndim != 3 or initial_states.shape[0] < 1:
-        raise ValueError(f"initial_states must have shape (R, H, W) with R at least 1, got {initial_states.shape}")
-    if initial_states.shape[1:] != region_map.shape:
-        raise ValueError(
-            f"initial_states are {initial_states.shape[1:]} pixels large, but the region map is {region_map.shape}"
-        )
     # Heat never grows, so states within the range of float32 stay within it; the comparison also refuses NaN.
     if not np.abs(initial_states).max() <= np.finfo(np.float32).max:
         raise ValueError("initial_states must be finite and within the range of float32")
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
-    if runs_per_block < 1:
-        raise ValueError(f"runs_per_block must be at least 1, got {runs_per_block}")
 
 
 class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
@@ -288,12 +265,6 @@ class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, frames: np.ndarray) -> None:
-        _check_layout(frames)
-        if frames.shape[1] < 2:
-            raise ValueError(f"frames must hold at least 2 steps per run, got shape {frames.shape}")
-        # torch cannot mark a tensor read-only, and would warn.
-        if not frames.flags.writeable:
-            raise ValueError("frames must be writable; open a memory map with mode='c', as load_frames does")
         self.num_steps = frames.shape[1] - 1
         self._num_pairs = len(frames) * self.num_steps
         self._frames = torch.from_numpy(frames).flatten(0, 1).unsqueeze(1)

@@ -76,12 +76,8 @@ def draw_routing(
         routing_map: Expert chosen at each pixel, in [0, X), `(H, W)`.
         experts: Kernel of each expert, k odd, `(X, k, k)`.
     """
-    _check_kernels("stencils", stencils)
-    _check_kernels("experts", experts)
     num_regions, num_experts = len(stencils), len(experts)
     regions = regions_of_experts(routing_map[None], region_map, num_experts)
-    if region_map.max() >= num_regions:
-        raise ValueError(f"region_map holds region {region_map.max()}, got {num_regions} stencils")
 
     region_colours = _colours_of_regions(num_regions)
     expert_colours, order = _colours_of_experts(routing_map, regions, region_colours)
@@ -142,10 +138,7 @@ def _summary(
 
 
 def _colours_of_regions(num_regions: int) -> list[RGB]:
-    if num_regions <= len(_REGION_COLOURS):
-        return [to_rgb(colour) for colour in _REGION_COLOURS[:num_regions]]
-    palette = matplotlib.colormaps["turbo"]
-    return [to_rgb(palette(region / (num_regions - 1))) for region in range(num_regions)]
+    return [to_rgb(_REGION_COLOURS[region % len(_REGION_COLOURS)]) for region in range(num_regions)]
 
 
 def _colours_of_experts(
@@ -218,14 +211,6 @@ def _draw_kernel(axes: Axes, kernel: np.ndarray, title: str, colour: RGB, larges
     for spine in axes.spines.values():
         spine.set_color(colour)
         spine.set_linewidth(4)
-
-
-def _check_kernels(name: str, kernels: np.ndarray) -> None:
-    shape = kernels.shape
-    if kernels.ndim != 3 or shape[0] < 1 or shape[1] != shape[2] or shape[1] % 2 == 0:
-        raise ValueError(f"{name} must have shape (count, k, k) with k odd, got {shape}")
-    if not np.isfinite(kernels).all():
-        raise ValueError(f"{name} must be finite")
 
 
 def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -238,8 +238,6 @@ class FolderImages(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, images: ClassFolders, resize: int = 232, crop: int = 224) -> None:
-        if not 1 <= crop <= resize:
-            raise ValueError(f"the centre must be at most as large as the resized image, {resize}, got {crop}")
         self.images, self.resize, self.crop = images, resize, crop
 
     def __len__(self) -> int:
@@ -264,8 +262,6 @@ class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, images: ClassFolders, size: int, augmentation: Augmentation, seed: int) -> None:
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
         self.images, self.size, self.augmentation, self.seed = images, size, augmentation, seed
         self.epoch = 0
 
@@ -290,11 +286,6 @@ class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
         return mix(rng, views, labels, len(self.images.classes), (options.mixup, options.cutmix))
 
     def _view(self, index: int) -> Tensor:
-        if not 0 <= index < len(self) * self.augmentation.repetitions:
-            raise IndexError(
-                f"index must be in [0, {len(self) * self.augmentation.repetitions - 1}]: {len(self)} images with "
-                f"{self.augmentation.repetitions} copies each, got {index}"
-            )
         rng = np.random.default_rng((self.seed, self.epoch, index))
         image = read_image(self.images.path(index % len(self)))
         return training_view(rng, image, self.size, self.augmentation)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from smoe.nn import RoutedLayer, SharedBatchNorm2d
-from smoe_paper.baselines import check_input, check_positive, check_spatial_shape
+from smoe_paper.baselines import check_input
 
 
 class ConvNet(nn.Module):
@@ -59,7 +59,7 @@ class FullyConnectedNet(nn.Module):
 
     def __init__(self, spatial_shape: tuple[int, int]) -> None:
         super().__init__()
-        self.spatial_shape = check_spatial_shape(spatial_shape)
+        self.spatial_shape = spatial_shape
         num_pixels = self.spatial_shape[0] * self.spatial_shape[1]
         self.linear = nn.Linear(num_pixels, num_pixels, bias=False)
         # The last layer of a network, so without the gain of a ReLU behind it.
@@ -100,7 +100,6 @@ class ImageClassifier(nn.Module):
 
     def __init__(self, layers: Sequence[nn.Module], channels: Sequence[int], num_classes: int) -> None:
         super().__init__()
-        check_positive(num_classes=num_classes)
         if not layers or len(layers) != len(channels):
             raise ValueError(f"channels must be one number for each layer, got {len(channels)} for {len(layers)}")
         self.layers = nn.ModuleList(layers)
@@ -128,11 +127,7 @@ class Emos(nn.Module):
 
     def __init__(self, num_members: int, value_range: tuple[float, float] = (0.0, 1.0)) -> None:
         super().__init__()
-        check_positive(num_members=num_members)
         self.low, self.high = value_range
-        # `not <` refuses NaN too.
-        if not self.low < self.high:
-            raise ValueError(f"value_range must be a smaller and a larger value, got {self.low} and {self.high}")
         self.num_members = num_members
         self.mean = nn.Linear(num_members, 1)
         self.spread = nn.Linear(1, 1)

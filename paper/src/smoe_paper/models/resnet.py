@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from smoe_paper.baselines import check_input, check_positive
+from smoe_paper.baselines import check_input
 
 # Output channels of a block for each of its filters.
 _EXPANSION = 4
@@ -78,9 +78,6 @@ class ResNet(nn.Module):
         width_factor: int = 1,
     ) -> None:
         super().__init__()
-        check_positive(num_classes=num_classes, filters=filters, width_factor=width_factor)
-        if len(num_blocks) != 4 or min(num_blocks) < 1:
-            raise ValueError(f"num_blocks must be four numbers from 1 on, got {tuple(num_blocks)}")
         self.conv1 = nn.Conv2d(3, filters, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(filters)
         self.relu: nn.Module = nn.ReLU(inplace=True)

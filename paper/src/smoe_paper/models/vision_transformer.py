@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe_paper.baselines import check_positive, check_spatial_shape
 from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE
 
 
@@ -41,10 +40,9 @@ class VisionTransformer(nn.Module):
         capacity_factor: float = 1.05,
     ) -> None:
         super().__init__()
-        check_positive(in_channels=in_channels, out_channels=out_channels, patch_size=patch_size, depth=depth)
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.spatial_shape = check_spatial_shape(spatial_shape)
+        self.spatial_shape = spatial_shape
         if self.spatial_shape[0] % patch_size or self.spatial_shape[1] % patch_size:
             raise ValueError(
                 f"spatial_shape must be multiples of patch_size, got {self.spatial_shape} and patches of {patch_size}"
@@ -107,9 +105,6 @@ class SelfAttention(nn.Module):
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
-        check_positive(width=width, num_heads=num_heads)
-        if width % num_heads:
-            raise ValueError(f"width must be a multiple of num_heads, got {width} and {num_heads} heads")
         self.num_heads = num_heads
         self.project_in = nn.Linear(width, 3 * width)
         self.project_out = nn.Linear(width, width)
@@ -136,10 +131,6 @@ def sine_cosine_position(rows: int, columns: int, width: int) -> torch.Tensor:
     Returns:
         `(rows * columns, width)`, in the default dtype.
     """
-    if width < 4 or width % 4:
-        raise ValueError(
-            f"width must be a multiple of 4, for the sines and cosines of rows and of columns, got {width}"
-        )
     # float64, because the sine of a large float32 angle loses digits.
     frequency = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from smoe.nn import GridConv2d, SharedBatchNorm2d
-from smoe_paper.baselines import check_input, check_positive
+from smoe_paper.baselines import check_input
 
 MakeConv = Callable[[int, int], nn.Module]
 
@@ -89,9 +89,6 @@ class WeatherResNet(nn.Module):
         make_conv: MakeConv | None = None,
     ) -> None:
         super().__init__()
-        check_positive(in_channels=in_channels, out_channels=out_channels, filters=filters, num_blocks=num_blocks)
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.in_channels = in_channels
         make_conv = globe_conv if make_conv is None else make_conv
         self.stem: nn.Module = ConvBlock(globe_conv(in_channels, filters, stem_kernel_size), filters, dropout)

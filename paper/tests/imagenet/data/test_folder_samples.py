@@ -10,7 +10,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from image_folders import make_picture, write_folders
-from smoe.errors import DataError
 from smoe_paper.imagenet.folders import (
     MEAN,
     STD,
@@ -99,18 +98,6 @@ def test_evaluation_samples(tmp_path: Path) -> None:
     assert labels.tolist() == [0, 2]
     assert torch.equal(views[1], evaluation_view(read_image(images.path(11)), 20, 16))
     assert torch.equal(samples[1][0], views[0])
-
-
-def test_refusals(tmp_path: Path) -> None:
-    images = find_class_folders(write_folders(tmp_path))
-    samples = AugmentedFolderImages(images, 8, Augmentation(repetitions=2), seed=0)
-    with pytest.raises(IndexError, match=r"index must be in \[0, 23\]: 12 images with 2 copies each, got 24"):
-        samples.__getitems__([24])
-    with pytest.raises(ValueError, match="at most as large as the resized image, 16, got 20"):
-        FolderImages(images, 16, 20)
-    images.path(3).write_bytes(images.path(3).read_bytes()[:200])
-    with pytest.raises(DataError, match=images.path(3).name):
-        samples.__getitems__([2, 3])
 
 
 @pytest.mark.parametrize(
