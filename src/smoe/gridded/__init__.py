@@ -1,5 +1,6 @@
 """Fields on a grid: files, grids, times and samples, for variables and grids that the files name."""
 
+# ruff: noqa: F401
 from smoe.gridded._axes import are_same_units
 from smoe.gridded._grids import HorizontalGrid, Orientation, grid_from_plain, grid_to_plain
 from smoe.gridded._open import (
@@ -48,50 +49,3 @@ from smoe.gridded._times import (
     samples_in,
     split_off_last,
 )
-
-__all__ = [
-    "WRITING",
-    "Channel",
-    "Data",
-    "FieldMoments",
-    "FieldSource",
-    "FieldTable",
-    "HorizontalGrid",
-    "Lead",
-    "MonthTimes",
-    "OpenOptions",
-    "Orientation",
-    "Pairs",
-    "Period",
-    "Progress",
-    "TimeLabels",
-    "are_same_units",
-    "block_rows",
-    "check_apart",
-    "check_gaps",
-    "check_output",
-    "collect_fields",
-    "damage_as_data_error",
-    "describe_invalid",
-    "describe_lost",
-    "describe_position",
-    "find_month_times",
-    "find_outlier",
-    "free_memory",
-    "grid_from_plain",
-    "grid_to_plain",
-    "has_gap",
-    "import_cfgrib",
-    "import_xarray",
-    "open_fields",
-    "open_netcdf",
-    "pair_by_time",
-    "parse_lead",
-    "parse_period",
-    "remaining_samples",
-    "samples_in",
-    "split_off_last",
-    "with_provenance",
-    "write_cf",
-    "write_cf_by_year",
-]

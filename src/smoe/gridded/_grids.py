@@ -137,9 +137,9 @@ class Orientation:
 
     def turn(self, fields: np.ndarray) -> np.ndarray:
         """Fields `(..., H, W)` in the order of the file, brought to the order of the grid."""
-        if not _is_identity(self.row_order):
+        if (np.diff(self.row_order) != 1).any():
             fields = fields[..., self.row_order, :]
-        return fields if _is_identity(self.column_order) else fields[..., self.column_order]
+        return fields[..., self.column_order] if (np.diff(self.column_order) != 1).any() else fields
 
     def turn_back(self, fields: np.ndarray) -> np.ndarray:
         """Fields `(..., H, W)` in the order of the grid, brought to the order of the file."""
@@ -152,8 +152,10 @@ def read_grid(array: xr.DataArray, axes: Axes, where: str) -> tuple[HorizontalGr
     as_they_are = Orientation(np.arange(shape[0]), np.arange(shape[1]))
     if axes.latitude is not None and array[axes.latitude].ndim == 2:
         assert axes.longitude is not None
-        latitude = _pixels(array, axes.latitude, axes)
-        longitude = _pixels(array, axes.longitude, axes)
+        latitude, longitude = (
+            np.asarray(array[name].transpose(axes.row, axes.column).values, np.float64)
+            for name in (axes.latitude, axes.longitude)
+        )
         _check_values(latitude, f"{axes.latitude} of {where}", limit=90.0)
         _check_values(longitude, f"{axes.longitude} of {where}", limit=720.0)
         closes = _pixels_close_circle(longitude)
@@ -169,16 +171,18 @@ def read_grid(array: xr.DataArray, axes: Axes, where: str) -> tuple[HorizontalGr
     kind: GridKind = "latitude-longitude" if is_geographic else "rotated" if is_rotated else "projected"
     _check_values(rows, f"{axes.row} of {where}", limit=90.0 if kind != "projected" else None)
     _check_values(columns, f"{axes.column} of {where}", limit=720.0 if kind != "projected" else None)
+    for name, values in ((axes.row, rows), (axes.column, columns)):
+        repeated = np.flatnonzero(np.diff(np.sort(values)) == 0.0)
+        if len(repeated):
+            raise DataError(f"{name} of {where} has the value {np.sort(values)[repeated[0]]:g} twice: drop one of them")
     row_order = np.argsort(rows, kind="stable")
     rows = rows[row_order]
-    _check_distinct(rows, f"{axes.row} of {where}")
     closes = False
     if kind == "projected":
         column_order = np.argsort(columns, kind="stable")
         columns = columns[column_order]
     else:
         columns, column_order, closes = _eastwards(columns, f"{axes.column} of {where}")
-    _check_distinct(columns, f"{axes.column} of {where}")
     return HorizontalGrid(kind, shape, rows, columns, closes), Orientation(row_order, column_order)
 
 
@@ -234,10 +238,6 @@ def _to_neighbours(points: np.ndarray, axis: int) -> np.ndarray:
     return np.where(is_shorter[..., None], onwards, before)
 
 
-def _pixels(array: xr.DataArray, name: str, axes: Axes) -> np.ndarray:
-    return np.asarray(array[name].transpose(axes.row, axes.column).values, np.float64)
-
-
 def _coordinate(array: xr.DataArray, dimension: str) -> np.ndarray | None:
     if dimension not in array.coords or array[dimension].dtype.kind not in "iuf":
         return None
@@ -253,12 +253,6 @@ def _check_values(values: np.ndarray, where: str, *, limit: float | None) -> Non
         )
 
 
-def _check_distinct(values: np.ndarray, where: str) -> None:
-    repeated = np.flatnonzero(np.diff(values) == 0.0)
-    if len(repeated):
-        raise DataError(f"{where} has the value {values[repeated[0]]:g} twice: drop one of them")
-
-
 def read_pole(mapping: Mapping[str, Any]) -> tuple[float, float] | None:
     """Latitude and longitude of a rotated pole from the attributes of a grid mapping; None if they are not there."""
     names = ("grid_north_pole_latitude", "grid_north_pole_longitude")
@@ -270,10 +264,6 @@ def read_pole(mapping: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def _place(pole: tuple[float, float] | None) -> str:
     return "an unknown place" if pole is None else f"{pole[0]:g}, {pole[1]:g}"
-
-
-def _is_identity(order: np.ndarray) -> bool:
-    return bool((order == np.arange(len(order))).all())
 
 
 def _largest_distance(ours: np.ndarray, theirs: np.ndarray, *, is_circular: bool) -> float:

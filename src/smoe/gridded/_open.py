@@ -476,9 +476,7 @@ def _follow(named: dict[str, xr.Dataset], where: str) -> xr.Dataset:
             combine_attrs="drop_conflicts",
         )  # fmt: skip
     except ValueError as error:
-        raise DataError(
-            f"the {len(named)} parts of {where} do not fit together ({' '.join(str(error).split())})"
-        ) from error
+        raise DataError(f"the parts of {where} do not fit together ({' '.join(str(error).split())})") from error
     for name in like.variable_axes:
         # Spellings of the same units conflict; packed bounds of files with other scales do, too.
         if "units" in like.dataset[name].attrs:
@@ -500,19 +498,18 @@ def _check_following(sources: dict[str, FieldSource], time: str) -> None:
                     f"{ours.variable} is {units[0]} in {first} and {units[1]} in {name}: convert one of them"
                 )
     seen: dict[int, str] = {}
-    first_labels: TimeLabels | None = None
+    calendar = ""
     for name, source in sources.items():
         labels = source.labels or read_times(source.dataset[time].values, f"{time} of {name}")
-        first_labels = first_labels or labels
-        if labels.calendar != first_labels.calendar:
+        calendar = calendar or labels.calendar
+        if labels.calendar != calendar:
             raise DataError(
-                f"{first} is in the calendar {first_labels.calendar} and {name} in {labels.calendar}: convert one of "
-                "them, for example by dataset.convert_calendar('standard')"
+                f"{first} is in the calendar {calendar} and {name} in {labels.calendar}: convert one of them, for "
+                "example by dataset.convert_calendar('standard')"
             )
         for seconds in labels.seconds.tolist():
-            if seconds in seen:
+            if seen.setdefault(seconds, name) != name:
                 raise DataError(
                     f"{seen[seconds]} and {name} both have {like.channels[0].variable!r} at {labels.text(seconds)}: "
                     "rename one of them, or drop the times of one"
                 )
-            seen[seconds] = name

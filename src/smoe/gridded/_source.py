@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,12 @@ def load_arrays(arrays: Mapping[str, xr.DataArray], where: str) -> dict[str, np.
     """Values of arrays by their names."""
     lazy = {name: array for name, array in arrays.items() if array.chunks is not None}
     loaded: dict[str, Any] = {}
-    if len(lazy) > 1:
+    if lazy:
         import dask
 
-        try:
+        # Each codec has errors of its own. Read alone and in this process, the array and its error are known.
+        with suppress(Exception):
             loaded = dict(zip(lazy, dask.compute(*(array.data for array in lazy.values())), strict=True))
-        except Exception:
-            # Each codec has errors of its own. Read alone and in this process, the array and its error are known.
-            loaded = {}
     for name, array in arrays.items():
         if name not in loaded:
             loaded[name] = _load_one(array, name, where)
@@ -41,23 +40,16 @@ def load_arrays(arrays: Mapping[str, xr.DataArray], where: str) -> dict[str, np.
 
 def _load_one(array: xr.DataArray, name: str, where: str) -> np.ndarray:
     try:
-        return _values(array)
+        if array.chunks is None:
+            return np.asarray(array.values)
+        # What a worker raises has its traceback in the text.
+        return np.asarray(array.data.compute(scheduler="synchronous"))
     except Exception as error:
         # Each codec behind NetCDF and Zarr has errors of its own.
         raise DataError(
             f"{name} of {where} cannot be read, the file is damaged or incomplete "
             f"({type(error).__name__}: {' '.join(str(error).split())}); copy it again"
         ) from error
-
-
-def _values(array: xr.DataArray) -> np.ndarray:
-    if array.chunks is None:
-        return np.asarray(array.values)
-    try:
-        return np.asarray(array.data.compute())
-    except Exception:
-        # What a worker raises has its traceback in the text.
-        return np.asarray(array.data.compute(scheduler="synchronous"))
 
 
 @dataclass(frozen=True)
@@ -201,10 +193,7 @@ class FieldSource:
         return max(sizes)
 
     def read(self, positions: np.ndarray) -> np.ndarray:
-        """Reads fields.
-
-        Returns float32, rows northwards and columns eastwards, `(N, C, H, W)`.
-        """
+        """Reads fields: float32, rows northwards and columns eastwards, `(N, C, H, W)`."""
         positions = np.asarray(positions, np.int64)
         dated = {name: axes for name, axes in self.variable_axes.items() if axes.time is not None}
         num_leads = 1 if self.lead_times is None else len(self.lead_times)
@@ -271,30 +260,24 @@ class FieldSource:
 
     def _one_grid(self, found: dict[str, Axes]) -> tuple[HorizontalGrid, Orientation]:
         self._orientations: dict[str, Orientation] = {}
-        first: tuple[str, HorizontalGrid] | None = None
+        first, first_grid = next(iter(found)), None
         for name, axes in found.items():
-            grid, self._orientations[name] = self._grid_of(name, axes)
-            if grid.kind == "rotated":
-                grid = replace(grid, pole=self._pole(name))
-            if first is None:
-                first = (name, grid)
-                continue
-            difference = first[1].difference(grid)
+            array = self.dataset[name]
+            if is_row_of_nodes(array):
+                grid, self._orientations[name] = read_node_grid(array)
+            else:
+                grid, self._orientations[name] = read_grid(array, axes, f"{name} of {self.where}")
+            mapping = array.attrs.get("grid_mapping") or array.encoding.get("grid_mapping")
+            if grid.kind == "rotated" and mapping in self.dataset.variables:
+                grid = replace(grid, pole=read_pole(self.dataset[mapping].attrs))
+            first_grid = first_grid or grid
+            difference = first_grid.difference(grid)
             if difference is not None:
                 raise DataError(
-                    f"{first[0]} and {name} of {self.where} are on different grids, {difference}; leave one out"
+                    f"{first} and {name} of {self.where} are on different grids, {difference}; leave one out"
                 )
-        assert first is not None
-        return first[1], self._orientations[first[0]]
-
-    def _grid_of(self, name: str, axes: Axes) -> tuple[HorizontalGrid, Orientation]:
-        array = self.dataset[name]
-        return read_node_grid(array) if is_row_of_nodes(array) else read_grid(array, axes, f"{name} of {self.where}")
-
-    def _pole(self, name: str) -> tuple[float, float] | None:
-        array = self.dataset[name]
-        mapping = array.attrs.get("grid_mapping") or array.encoding.get("grid_mapping")
-        return read_pole(self.dataset[mapping].attrs) if mapping in self.dataset.variables else None
+        assert first_grid is not None
+        return first_grid, self._orientations[first]
 
     def _channels(self, name: str) -> list[Channel]:
         array, axes = self.dataset[name], self.variable_axes[name]

@@ -207,26 +207,20 @@ def parse_lead(lead: Any) -> Lead:
         return Lead()
     if isinstance(lead, Lead):
         return lead
-    if isinstance(lead, (np.timedelta64,)) or hasattr(lead, "total_seconds"):
-        seconds = int(np.timedelta64(lead).astype("timedelta64[s]").astype(np.int64))
-        return _checked(Lead(seconds), lead)
     match = re.fullmatch(r"\s*(-?\d+)\s*([A-Za-z]+?)s?\s*", str(lead))
-    if match is None and str(lead).strip() == "0":
-        return Lead()
-    if match is not None:
-        number, unit = int(match[1]), match[2]
-        months = _MONTHS.get(unit, _MONTHS.get(unit.lower()) if len(unit) > 1 else None)
-        if months is not None:
-            return _checked(Lead(months=number * months), lead)
-        if unit.lower() in _SECONDS:
-            return _checked(Lead(number * _SECONDS[unit.lower()]), lead)
-    raise DataError(f"lead must be a time such as '6h', '3D' or '1 month', got {lead!r}")
-
-
-def _checked(lead: Lead, given: Any) -> Lead:
-    if lead.seconds < 0 or lead.months < 0:
-        raise DataError(f"lead must not be negative, got {given!r}")
-    return lead
+    number, unit = (int(match[1]), match[2]) if match is not None else (0, "")
+    months = _MONTHS.get(unit, _MONTHS.get(unit.lower()) if len(unit) > 1 else None)
+    if isinstance(lead, np.timedelta64) or hasattr(lead, "total_seconds"):
+        found = Lead(int(np.timedelta64(lead).astype("timedelta64[s]").astype(np.int64)))
+    elif months is not None:
+        found = Lead(months=number * months)
+    elif unit.lower() in _SECONDS or str(lead).strip() == "0":
+        found = Lead(number * _SECONDS.get(unit.lower(), 1))
+    else:
+        raise DataError(f"lead must be a time such as '6h', '3D' or '1 month', got {lead!r}")
+    if found.seconds < 0 or found.months < 0:
+        raise DataError(f"lead must not be negative, got {lead!r}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,9 @@ _START = 0.1
 
 
 class MeshLayer(nn.Module):
-    """One SMoE layer on a mesh, or a plain one: `(B, C, N)` to `(B, K, N)`.
+    """One SMoE layer on a mesh, `(B, C, N)` to `(B, K, N)`; without a number of experts, a plain one with one expert.
 
-    Args:
-        mesh: Mesh of the fields.
-        in_channels: C, the number of channels of the input.
-        num_experts: X, the number of experts in the bank; None for a plain layer with one expert everywhere.
-        num_selected: E, the number of experts selected at each node; 1 for a plain layer.
-        expert_channels: F, the number of outputs per expert.
-        layers: `graph` for `GraphMoE`, whose gates hold the hash of the mesh; `healpix` for `HEALPixMoE`; None for what
-            suits the mesh.
+    `graph` is `GraphMoE`, whose gates hold the hash of the mesh; `healpix` is `HEALPixMoE`; None suits the mesh.
     """
 
     edges: torch.Tensor
@@ -75,12 +68,7 @@ def gate_grid(layers: MeshLayers, mesh: Mesh) -> tuple[int, ...]:
 
 
 def check_layers(layers: MeshLayers | None, mesh: Mesh) -> MeshLayers:
-    """The kind of layers to use on a mesh.
-
-    Raises:
-        ValueError: If the kind is unknown.
-        DataError: If HEALPix layers are asked for on another mesh.
-    """
+    """The kind of layers to use on a mesh."""
     if layers is not None and layers not in get_args(MeshLayers):
         raise ValueError(f"layers must be one of {', '.join(get_args(MeshLayers))}, got {layers!r}")
     if layers == "healpix" and mesh.nside is None:
@@ -143,16 +131,7 @@ class MeshNet(nn.Module):
 
 
 class SummedMeshLayer(nn.Module):
-    """One SMoE layer whose selected experts are summed: a linear map of its own at each node.
-
-    Args:
-        mesh: Mesh of the fields.
-        in_channels: C, the number of channels of the input.
-        out_channels: K, the number of channels of the output.
-        num_selected: E, the number of experts that are summed at each node.
-        num_experts: X, the number of experts in the bank.
-        layers: `graph` or `healpix`; None for what suits the mesh.
-    """
+    """One SMoE layer whose selected experts are summed: a linear map of its own at each node."""
 
     def __init__(
         self,
@@ -178,11 +157,7 @@ class SummedMeshLayer(nn.Module):
 
 
 def without_row(input: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    """`(B, C, N)` of the same or of a row of nodes `(B, C, 1, N)`.
-
-    Raises:
-        ValueError: If the input has another shape.
-    """
+    """`(B, C, N)` of the same or of a row of nodes `(B, C, 1, N)`."""
     if input.shape[-1] != num_nodes or (input.ndim == 4 and input.shape[2] != 1) or input.ndim not in (3, 4):
         raise ValueError(f"input must be (B, C, {num_nodes}) or (B, C, 1, {num_nodes}), got shape {tuple(input.shape)}")
     return input.flatten(2)
