@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +45,7 @@ class Forecast:
     members: np.ndarray | None
 
 
-class EnsembleSource(ABC):
+class EnsembleSource:
     """A source of forecasts, which checks everything that it reads."""
 
     kind: str
@@ -57,15 +56,14 @@ class EnsembleSource(ABC):
     has_members: bool
     notices: list[str]
 
-    @abstractmethod
     def blocks(self) -> list[Block]:
         """Returns all forecasts in blocks, the same each time."""
+        raise NotImplementedError
 
-    @abstractmethod
     def read(self, block: Block) -> Iterator[Forecast]:
-        """Yields the forecasts of a block."""
+        raise NotImplementedError
 
-    def close(self) -> None:  # noqa: B027 - members stay open in no file
+    def close(self) -> None:
         """Closes the files."""
 
     def __enter__(self) -> EnsembleSource:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,67 +30,39 @@ from smoe_paper.weather.tables import WeatherShowOptions
 from smoe_paper.weather.truth import Baselines, Truth
 
 
-@dataclass(frozen=True)
-class ForecastMap:
-    """One variable of one forecast."""
-
-    name: str
-    units: str
-    forecast: np.ndarray
-    truth: np.ndarray
-    rmse: float
-    palette: str = "viridis"
-
-
-def draw_forecast(
-    maps: Sequence[ForecastMap],
-    latitude: Sequence[float] | np.ndarray,
-    longitude: Sequence[float] | np.ndarray,
-    path: str | Path,
-    *,
-    title: str,
-) -> None:
-    """Draw a row of truth, forecast and error for each variable; truth and forecast have the colours of the truth."""
-    if not maps:
-        raise ValueError("there must be at least one map")
-    figure = Figure(figsize=(14.5, 0.7 + 2.35 * len(maps)), layout="constrained")
-    figure.suptitle(title, fontsize=14, fontweight="bold")
-    for row, shown in enumerate(maps):
-        both = np.stack([shown.truth, shown.forecast])
-        if not np.isfinite(both).all():
-            raise ValueError(f"the map of {shown.name} holds values that are not finite")
-        error = shown.forecast - shown.truth
+def draw_forecast(store: WeatherStore, forecasts: np.ndarray, truths: np.ndarray, targets: Sequence[str]) -> Figure:
+    """Draws a row of truth, forecast and error for each variable; forecasts and truths are `(C, H, W)`."""
+    figure = Figure(figsize=(14.5, 0.7 + 2.35 * len(targets)), layout="constrained")
+    for row, name in enumerate(targets):
+        forecast, truth, label, units = forecasts[row], truths[row], channel_label(name), _units(name)
+        if not np.isfinite(np.stack([forecast, truth])).all():
+            raise ValueError(f"the map of {label} holds values that are not finite")
+        error = forecast - truth
+        metric = LatitudeWeightedRMSE([name], store.grid.latitude, [1.0])
+        pair = (torch.from_numpy(np.asarray(fields, np.float64))[None, None] for fields in (forecast, truth))
+        rmse = metric.values(metric.totals(*pair))[metric.names[0]]
+        digits = f"{rmse:.0f}" if rmse >= 100 else f"{rmse:.3g}"
         # The range of the truth: one wrong pixel of a forecast must not make all others look alike.
-        values = Normalize(shown.truth.min(), shown.truth.max())
-        extend = _extend(shown.forecast, values)
+        values = Normalize(truth.min(), truth.max())
         # Symmetric, so that white is no error; a single outlier does not fade all others.
         largest = float(np.quantile(np.abs(error), 0.995)) or 1.0
+        symmetric, palette = Normalize(-largest, largest), _PALETTES.get(parse_channel(name).variable, "viridis")
         panels = (
-            (f"{shown.name}, truth", shown.truth, shown.palette, values),
-            (f"{shown.name}, forecast", shown.forecast, shown.palette, values),
-            (
-                f"forecast - truth, RMSE {_digits(shown.rmse)} {shown.units}",
-                error,
-                "RdBu_r",
-                Normalize(-largest, largest),
-            ),
+            (f"{label}, truth", truth, palette, values),
+            (f"{label}, forecast", forecast, palette, values),
+            (f"forecast - truth, RMSE {digits} {units}", error, "RdBu_r", symmetric),
         )
-        for column, (caption, field, palette, norm) in enumerate(panels):
-            axes = figure.add_subplot(len(maps), 3, 3 * row + column + 1)
-            mesh = draw_globe(axes, latitude, longitude, field, palette=palette, norm=norm)
+        for column, (caption, field, colours, norm) in enumerate(panels):
+            axes = figure.add_subplot(len(targets), 3, 3 * row + column + 1)
+            mesh = draw_globe(axes, store.grid.latitude, store.grid.longitude, field, palette=colours, norm=norm)
             axes.set_title(caption, fontsize=11, pad=6)
             if column != 1:
-                bar = figure.colorbar(
-                    mesh,
-                    ax=axes,
-                    location="left" if column == 0 else "right",
-                    shrink=0.9,
-                    aspect=18,
-                    extend=extend if column == 0 else _extend(error, norm),
-                )
-                bar.set_label(shown.units)
+                location = "left" if column == 0 else "right"
+                extend = _extend(forecast, values) if column == 0 else _extend(error, symmetric)
+                bar = figure.colorbar(mesh, ax=axes, location=location, shrink=0.9, aspect=18, extend=extend)
+                bar.set_label(units)
                 bar.outline.set_visible(False)
-    save_picture(figure, path)
+    return figure
 
 
 def _extend(field: np.ndarray, norm: Normalize) -> str:
@@ -100,10 +71,6 @@ def _extend(field: np.ndarray, norm: Normalize) -> str:
     if is_below and is_above:
         return "both"
     return "min" if is_below else "max" if is_above else "neither"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 _PALETTES = {"z": "viridis", "t": "magma", "t2m": "magma", "tp": "YlGnBu"}
@@ -158,27 +125,18 @@ def _draw_curves(run: OpenRun, targets: Sequence[str]) -> list[Path]:
 def _draw_forecast(
     run: OpenRun, model: nn.Module, samples: WeatherSamples, number: int, lead_hours: int, input: Tensor
 ) -> Path:
-
     store, init_time, valid_time = samples.store, samples.init_time(number), samples.valid_time(number)
     truth = Truth(store, samples.targets).read(np.array([valid_time]))[0]
     with torch.no_grad():
         normalised = model(input)[0].double().cpu().numpy()
-    maps = []
-    for channel, name in enumerate(samples.targets):
-        forecast = store.to_physical(name, normalised[channel])
-        metric = LatitudeWeightedRMSE([name], store.grid.latitude, [1.0])
-        pair = (torch.from_numpy(fields)[None, None] for fields in (forecast, truth[channel]))
-        rmse = metric.values(metric.totals(*pair))[metric.names[0]]
-        palette = _PALETTES.get(parse_channel(name).variable, "viridis")
-        maps.append(ForecastMap(channel_label(name), _units(name), forecast, truth[channel], rmse, palette))
-    path = run.directory.pictures / f"forecast-{str(init_time).replace(':', '')}-{lead_hours}h.png"
-    draw_forecast(
-        maps,
-        store.grid.latitude,
-        store.grid.longitude,
-        path,
-        title=f"{run.name}: {lead_hours} h forecast from {_clock(init_time)} for {_clock(valid_time)}",
+    forecast = np.stack(
+        [store.to_physical(name, field) for name, field in zip(samples.targets, normalised, strict=True)]
     )
+    figure = draw_forecast(store, forecast, truth, samples.targets)
+    title = f"{run.name}: {lead_hours} h forecast from {_clock(init_time)} for {_clock(valid_time)}"
+    figure.suptitle(title, fontsize=14, fontweight="bold")
+    path = run.directory.pictures / f"forecast-{str(init_time).replace(':', '')}-{lead_hours}h.png"
+    save_picture(figure, path)
     return path
 
 

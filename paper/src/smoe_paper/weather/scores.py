@@ -17,7 +17,6 @@ from rich.table import Table
 from torch import Tensor
 
 from smoe.errors import DataError
-from smoe.training.progress import ProgressBar
 from smoe.training.task import Metric, MetricSums
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.stored_runs import RunStore
@@ -30,33 +29,25 @@ from smoe_paper.weather.recipes import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DAT
 from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.store import WeatherStore
 from smoe_paper.weather.tables import WeatherScoreOptions
-from smoe_paper.weather.truth import BASELINES, BaselineName, Baselines, Progress, Scores, Truth, silently
+from smoe_paper.weather.truth import BASELINES, BaselineName, Baselines, Scores, Truth, show_progress
 
 _FORECASTS_PER_PIECE = 64
 
 
-def metrics_of(store: WeatherStore, channels: Sequence[str], climatology: np.ndarray) -> list[Metric]:
-    """Returns all scores of normalised forecasts."""
-    indices = store.channel_indices(channels)
-    scales, offsets = store.std[indices], store.mean[indices]
-    # The network forecasts the logarithm of precipitation.
-    inverses = {name: partial(store.to_physical, name) for name in channels if name == "tp"}
-    latitude = store.grid.latitude
+def metrics_of(
+    store: WeatherStore, channels: Sequence[str], climatology: np.ndarray, *, are_normalised: bool = False
+) -> list[Metric]:
+    """Returns all scores of forecasts in physical or in normalised units."""
+    indices, latitude = store.channel_indices(channels), store.grid.latitude
+    scales, offsets, inverses = [1.0] * len(channels), [0.0] * len(channels), {}
+    if are_normalised:
+        scales, offsets = store.std[indices], store.mean[indices]
+        # The network forecasts the logarithm of precipitation.
+        inverses = {name: partial(store.to_physical, name) for name in channels if name == "tp"}
+    errors = (LatitudeWeightedRMSE, MeanOfRootsRMSE, LatitudeWeightedMAE)
     return [
-        *(
-            kind(channels, latitude, scales, inverses=inverses)
-            for kind in (LatitudeWeightedRMSE, MeanOfRootsRMSE, LatitudeWeightedMAE)
-        ),
+        *(kind(channels, latitude, scales, inverses=inverses) for kind in errors),
         AnomalyCorrelation(channels, latitude, scales, climatology, offsets=offsets, inverses=inverses),
-    ]
-
-
-def physical_metrics(latitude: Sequence[float], channels: Sequence[str], climatology: np.ndarray) -> list[Metric]:
-    """Returns all scores of forecasts in physical units."""
-    ones, zeros = [1.0] * len(channels), [0.0] * len(channels)
-    return [
-        *(kind(channels, latitude, ones) for kind in (LatitudeWeightedRMSE, MeanOfRootsRMSE, LatitudeWeightedMAE)),
-        AnomalyCorrelation(channels, latitude, ones, climatology, offsets=zeros),
     ]
 
 
@@ -66,18 +57,16 @@ def score_baselines(
     lead_hours: int,
     climatology: np.ndarray,
     names: Sequence[BaselineName] = BASELINES,
-    progress: Progress = silently,
 ) -> dict[str, Scores]:
     truth = baselines.truth
-    metrics = physical_metrics(truth.store.grid.latitude, truth.channels, climatology)
+    metrics = metrics_of(truth.store, truth.channels, climatology)
     sums: dict[BaselineName, MetricSums] = {name: MetricSums(metrics) for name in names}
-    for first in range(0, len(init_times), _FORECASTS_PER_PIECE):
+    for first in show_progress(range(0, len(init_times), _FORECASTS_PER_PIECE), "scores of the baselines"):
         inits = init_times[first : first + _FORECASTS_PER_PIECE]
         valid = inits + np.timedelta64(lead_hours, "h")
         target = torch.from_numpy(truth.read(valid))
         for name, total in sums.items():
             total.add(torch.from_numpy(np.ascontiguousarray(baselines.forecast(name, inits, valid))), target)
-        progress("scores of the baselines", min(first + _FORECASTS_PER_PIECE, len(init_times)), len(init_times))
     return {name: total.values() for name, total in sums.items()}
 
 
@@ -92,21 +81,21 @@ class LeadScores:
     notices: tuple[str, ...] = ()
 
 
-def evaluate_run(run: OpenRun, split: str, forecasts: Path | None = None, progress: Progress = silently) -> LeadScores:
+def evaluate_run(run: OpenRun, split: str, forecasts: Path | None = None) -> LeadScores:
     assert isinstance(run.recipe, WeatherRecipe)
     samples, lead_hours = samples_of(run, split)
     init_times = samples.init_times
     truth = Truth(samples.store, samples.targets)
-    climatology = truth.mean(samples.years, progress)
-    metrics: list[Metric] = metrics_of(samples.store, samples.targets, climatology)
+    climatology = truth.mean(samples.years)
+    metrics: list[Metric] = metrics_of(samples.store, samples.targets, climatology, are_normalised=True)
     names = {name for metric in metrics for name in metric.names}
     others = [metric for metric in run.task.metrics if not names & set(metric.names)]
-    scores, fields = _predict(run, split, [*others, *metrics], forecasts is not None, progress)
+    scores, fields = _predict(run, split, [*others, *metrics], forecasts is not None)
     if forecasts is not None:
         what = f"smoe run {run.name}, {split} split"
         write_forecasts(forecasts, fields, init_times, lead_hours, samples.store.grid, what)
-    baselines = Baselines(samples.store, samples.targets, run.recipe.data.train_years, progress)
-    compared = score_baselines(baselines, init_times, lead_hours, climatology, progress=progress)
+    baselines = Baselines(samples.store, samples.targets, run.recipe.data.train_years)
+    compared = score_baselines(baselines, init_times, lead_hours, climatology)
     return LeadScores(lead_hours, len(samples), scores, compared)
 
 
@@ -135,22 +124,17 @@ def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Ten
         yield prediction, truth
 
 
-def _predict(
-    run: OpenRun, split: str, metrics: list[Metric], keeps: bool, progress: Progress
-) -> tuple[Scores, dict[str, np.ndarray]]:
+def _predict(run: OpenRun, split: str, metrics: list[Metric], keeps: bool) -> tuple[Scores, dict[str, np.ndarray]]:
     """Makes one pass over a split; returns the scores and, if they are kept, the forecasts in physical units."""
     samples, _ = samples_of(run, split)
     sums = MetricSums(metrics)
     kept: dict[str, list[np.ndarray]] = {name: [] for name in samples.targets}
-    done = 0
     for prediction, target in run.predict(split):
         sums.add(prediction, target)
         if keeps:
             for number, name in enumerate(samples.targets):
                 normalised = prediction[:, number].double().cpu().numpy()
                 kept[name].append(samples.store.to_physical(name, normalised).astype(np.float32))
-        done += len(target)
-        progress("forecasts", done, len(samples))
     return sums.values(), {name: np.concatenate(fields) for name, fields in kept.items() if fields}
 
 
@@ -164,7 +148,6 @@ def score_file(
     train_years: tuple[int, int] | None = None,
     *,
     skips_nan: bool = False,
-    progress: Progress = silently,
 ) -> tuple[list[str], list[LeadScores]]:
     """Scores each lead of a file.
 
@@ -197,8 +180,8 @@ def score_file(
                 notices.append(f"{lead_hours} h: {said[0]}")
                 continue
             if baselines is None:
-                baselines = Baselines(store, file.channels, train_years or store.statistics_years, progress)
-            results.append(_score_lead(file, number, found, baselines, said, skips_nan, progress))
+                baselines = Baselines(store, file.channels, train_years or store.statistics_years)
+            results.append(_score_lead(file, number, found, baselines, said, skips_nan))
     finally:
         file.close()
     if not results:
@@ -217,18 +200,17 @@ def _score_lead(
     baselines: Baselines,
     said: list[str],
     skips_nan: bool,
-    progress: Progress,
 ) -> LeadScores:
     truth, lead_hours = baselines.truth, file.lead_hours[lead]
     hours = np.timedelta64(lead_hours, "h")
     years = (file.init_times[found] + hours).astype("datetime64[Y]").astype(int) + 1970
-    climatology = truth.mean((int(years.min()), int(years.max())), progress)
-    total = MetricSums(physical_metrics(truth.store.grid.latitude, truth.channels, climatology))
+    climatology = truth.mean((int(years.min()), int(years.max())))
+    total = MetricSums(metrics_of(truth.store, truth.channels, climatology))
     scored: list[np.ndarray] = []
     broken: list[np.datetime64] = []
     num_nan = 0
     text = f"scores of {file.path.name}, {lead_hours} h"
-    for first in range(0, len(file.init_times), _FORECASTS_PER_PIECE):
+    for first in show_progress(range(0, len(file.init_times), _FORECASTS_PER_PIECE), text):
         piece = slice(first, first + _FORECASTS_PER_PIECE)
         keep = found[(found >= first) & (found < piece.stop)]
         if not len(keep):
@@ -243,7 +225,6 @@ def _score_lead(
             target = torch.from_numpy(truth.read(inits + hours))
             total.add(torch.from_numpy(fields[is_whole]).double(), target)
             scored.append(inits)
-        progress(text, min(piece.stop, len(file.init_times)), len(file.init_times))
     if broken:
         what = (
             f"{num_nan} values of {len(broken)} of {len(found)} forecasts for {lead_hours} h are NaN or infinite: "
@@ -257,7 +238,7 @@ def _score_lead(
     if not truth.has(init_times).all():
         names = ("climatology", "weekly climatology")
         said.append("persistence is not scored: some of the forecasts start at times that are not in the store")
-    scores = score_baselines(baselines, init_times, lead_hours, climatology, names, progress)
+    scores = score_baselines(baselines, init_times, lead_hours, climatology, names)
     return LeadScores(lead_hours, len(init_times), total.values(), scores, tuple(said))
 
 
@@ -276,8 +257,7 @@ _LEGEND = (
 
 def print_run_scores(run: OpenRun, split: str, forecasts: Path | None) -> None:
     """Scores a run, prints its table, and writes its forecasts if a file is given."""
-    with ProgressBar() as bar:
-        result = evaluate_run(run, split, forecasts, lambda text, done, total: bar.show(done, total, text))
+    result = evaluate_run(run, split, forecasts)
     first, last = samples_of(run, split)[0].years
     broken = [name for name, value in result.scores.items() if not math.isfinite(value)]
     if broken:
@@ -294,15 +274,7 @@ def print_file_scores(options: WeatherScoreOptions) -> None:
     file, data = options.file, options.data
     assert data.store is not None
     store = WeatherStore.open(data.store)
-    with ProgressBar() as bar:
-        notices, results = score_file(
-            file,
-            store,
-            data.targets,
-            data.train_years,
-            skips_nan=options.skip_nan,
-            progress=lambda text, done, total: bar.show(done, total, text),
-        )
+    notices, results = score_file(file, store, data.targets, data.train_years, skips_nan=options.skip_nan)
     for notice in notices:
         _warn(f"{file.name}: {notice}")
     for result in results:

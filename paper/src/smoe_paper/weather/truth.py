@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from smoe.errors import DataError
 from smoe_paper.weather.store import WeatherStore
 
 Scores = Mapping[str, float]
-# Called with a description, the number of steps done, and the number of all steps.
-Progress = Callable[[str, int, int], None]
-
-
-def silently(text: str, done: int, total: int) -> None:
-    pass
-
-
 _TIMES_PER_PIECE = 128
+
+
+def show_progress(steps: Sequence[int], text: str) -> Iterable[int]:
+    """Yields steps, with a bar on a terminal."""
+    console = Console(stderr=True)
+    return track(steps, text, console=console, transient=True, disable=not console.is_terminal)
 
 
 class Truth:
@@ -60,20 +60,17 @@ class Truth:
             )
         return found
 
-    def pieces(
-        self, times: np.ndarray, text: str, progress: Progress = silently
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def pieces(self, times: np.ndarray, text: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields times and their fields in pieces, so that memory does not grow with their number."""
-        for first in range(0, len(times), _TIMES_PER_PIECE):
+        for first in show_progress(range(0, len(times), _TIMES_PER_PIECE), text):
             piece = times[first : first + _TIMES_PER_PIECE]
             yield piece, self.read(piece)
-            progress(text, min(first + _TIMES_PER_PIECE, len(times)), len(times))
 
-    def mean(self, years: tuple[int, int], progress: Progress = silently) -> np.ndarray:
+    def mean(self, years: tuple[int, int]) -> np.ndarray:
         """Returns the mean over all times of the years, `(C, H, W)`, which WeatherBench's ACC uses."""
         times = self.times_of(years)
         total = np.zeros((len(self.channels), *self.store.grid.shape))
-        for _, fields in self.pieces(times, f"mean of {years[0]}-{years[1]}", progress):
+        for _, fields in self.pieces(times, f"mean of {years[0]}-{years[1]}"):
             total += fields.sum(0)
         return total / len(times)
 
@@ -102,14 +99,13 @@ class Baselines:
         store: WeatherStore,
         channels: Sequence[str],
         train_years: tuple[int, int],
-        progress: Progress = silently,
     ) -> None:
         self.truth = Truth(store, channels)
         self.train_years = train_years
         sums = np.zeros((NUM_WEEKS, len(self.truth.channels), *store.grid.shape))
         counts = np.zeros(NUM_WEEKS)
         times = self.truth.times_of(train_years)
-        for piece, fields in self.truth.pieces(times, f"climatology of {train_years[0]}-{train_years[1]}", progress):
+        for piece, fields in self.truth.pieces(times, f"climatology of {train_years[0]}-{train_years[1]}"):
             weeks = week_of_year(piece)
             for week in np.unique(weeks):
                 sums[week] += fields[weeks == week].sum(0)
