@@ -18,11 +18,10 @@ from sample_reports import GRID, TwoLayers, place_samples, sample_report
 from smoe import GridRegressor
 from smoe.regression._scores import write_scores
 from smoe.reports.gate_maps import ranked, read_gates
-from smoe.reports.page import write_page
+from smoe.reports.page import figures, write_page
 from smoe.reports.page_data import curves_of
 from smoe.reports.parts import Axis, Places
 from smoe.reports.read_fit import FitData, labels_of, read_fit, with_plain
-from smoe.reports.sections import figures_list
 from smoe.training.run_directory import CheckpointError, RunError
 from smoe_paper.experiments.read_run import ReadOptions, measure_errors, read_run, read_runs, read_split
 from smoe_paper.experiments.recipe import Recipe
@@ -244,7 +243,7 @@ def test_a_fitted_model_has_the_coordinates_of_its_data(tmp_path: Path) -> None:
     assert len(report.routing_gains) == 1 and report.routing_gains[0].num_samples == 4
     # A plain net that was trained for longer has epochs and seconds of its own.
     longer = replace(report, plain_history=[{"epoch": n + 1, "train/loss": 1.0, "seconds": 2.0} for n in range(5)])
-    assert "<dd>2; plain net 5</dd>" in figures_list(longer) and "plain net 10 s</dd>" in figures_list(longer)
+    assert figures(longer)["epochs"] == "2; plain net 5" and figures(longer)["training"].endswith("plain net 10 s")
     assert curves_of(longer)["epochs"] == [1, 2, 3, 4, 5]
     assert read_fit(tmp_path / "model", "mine", None, silently).error_maps == ()
     # The best is on top, and what is not finite, which is stored as null, at the end.

@@ -1,20 +1,24 @@
-"""Puts a page together and writes it."""
+"""Puts a page together and writes it: tables, and places that the script fills with charts and pictures."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
 from smoe._files import write_atomically
 from smoe.errors import DataError
 from smoe.reports.page_data import DETAILS, page_data
-from smoe.reports.run_report import RunReport
-from smoe.reports.sections import Markup, comparison_table, run_sections, script_json, tag
+from smoe.reports.run_report import RunReport, epochs_of, headline, seconds_of, show_number
 from smoe.version import __version__
 
 MAX_BYTES = 5_000_000
@@ -22,7 +26,7 @@ MAX_BYTES = 5_000_000
 
 
 def write_page(reports: Sequence[RunReport], output: Path, written: datetime | None = None) -> int:
-    """Write the report of one run or of several, whole or not at all.
+    """Write the report of one run or of several, whole or not at all; return its size in bytes.
 
     Raises:
         DataError: If the page would be too large, or the file cannot be written.
@@ -48,7 +52,7 @@ def make_page(reports: Sequence[RunReport], written: datetime) -> str:
     size = 0
     for detail in DETAILS:
         data, arrays = page_data(reports, detail)
-        page = _assemble(reports, data, arrays, written)
+        page = _render(reports, data, arrays, written)
         size = len(page.encode())
         if size < MAX_BYTES:
             return page
@@ -58,65 +62,148 @@ def make_page(reports: Sequence[RunReport], written: datetime) -> str:
     )
 
 
-def _assemble(reports: Sequence[RunReport], data: dict[str, Any], arrays: str, written: datetime) -> str:
-    is_single = len(reports) == 1
-    first = reports[0]
-    title = first.title if is_single else f"{len(reports)} runs"
-    subtitle = first.label if is_single else ", ".join(report.label for report in reports)
-    links, content = _single(first) if is_single else _several(reports, data)
-    script, style = (
-        resources.files("smoe.reports").joinpath("assets", name).read_text(encoding="utf-8")
-        for name in ("report.js", "report.css")
+def _asset(name: str) -> str:
+    return resources.files("smoe.reports").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _render(reports: Sequence[RunReport], data: dict[str, Any], arrays: str, written: datetime) -> str:
+    # Text from outside is escaped by the template.
+    templates = Environment(loader=FunctionLoader(_asset), autoescape=True, trim_blocks=True, undefined=StrictUndefined)
+    templates.filters["shown"] = lambda value: f"{value:,}" if isinstance(value, int) else show_number(value)
+    templates.filters["sort_key"] = lambda value: "" if value is None or not math.isfinite(value) else float(value)
+    templates.filters["with_unit"] = lambda name, sheet: f"{name} ({unit})" if (unit := sheet.units.get(name)) else name
+    runs = [_run_parts(report, number) for number, report in enumerate(reports)]
+    is_single, script = len(reports) == 1, _asset("report.js")
+    has_curves, has_gates = any(report.epochs for report in reports), any(report.gates for report in reports)
+    links = [(f"run-0-{key}", heading) for key, heading in runs[0]["parts"]]
+    if not is_single:
+        parts = {"table": "All runs", "together": "Curves together", "beside": "Routing side by side"}
+        shown = {"table": True, "together": has_curves, "beside": has_gates}
+        links = [(key, heading) for key, heading in parts.items() if shown[key]]
+        links += [(f"run-{number}", report.label) for number, report in enumerate(reports)]
+    return templates.get_template("report.html").render(
+        runs=runs,
+        is_single=is_single,
+        title=reports[0].title if is_single else f"{len(reports)} runs",
+        subtitle=", ".join(report.label for report in reports),
+        links=links,
+        has_curves=has_curves,
+        has_gates=has_gates,
+        comparison=_comparison(reports, data),
+        style=_asset("report.css"),
+        script=script,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=script_json(data),
+        arrays=arrays,
+        version=__version__,
+        written=f"{written:%Y-%m-%d %H:%M}",
     )
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Nothing is loaded, and no script runs but the one below: a name that looked like one would do nothing.
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    noscript = tag("noscript", tag("p", "Charts and pictures need JavaScript; the tables do not.", class_="note"))
-    items = (tag("li", tag("a", text, href=f"#{key}")) for key, text in links)
-    parts = [
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">',
-        tag("title", f"{title}: report of {subtitle}" if is_single else f"Report of {title}"),
-        f"{tag('style', Markup(style))}\n</head>\n<body>",
-        tag("a", "Skip to the content", href="#content", class_="skip"),
-        tag("header", tag("h1", title), tag("p", subtitle, class_="subtitle")),
-        tag("nav", tag("ul", *items), aria_label="Parts"),
-        tag("main", noscript, *content, id="content", tabindex=-1),
-        tag("footer", f"Written by smoe {__version__}, {written:%Y-%m-%d %H:%M} UTC. The file needs no network."),
-        tag("div", id="tip", role="tooltip", hidden=True),
-        tag("div", id="live", class_="unseen", aria_live="polite"),
-        tag("script", script_json(data), type="application/json", id="data"),
-        tag("script", Markup(arrays), type="text/plain", id="arrays"),
-        f"{tag('script', Markup(script))}\n</body>\n</html>\n",
-    ]
-    return "\n".join(parts)
 
 
-def _single(report: RunReport) -> tuple[list[tuple[str, str]], list[Markup]]:
-    sections = run_sections(report, 0, 2)
-    return [(key, heading) for key, heading, _ in sections], [
-        tag("div", *(section for _, _, section in sections), data_scope=0)
-    ]
+def script_json(content: Mapping[str, Any]) -> str:
+    """Return plain values, all of them finite, as JSON that cannot end the element that it stands in."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _several(reports: Sequence[RunReport], data: dict[str, Any]) -> tuple[list[tuple[str, str]], list[Markup]]:
+def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
+    """What the template says of a run."""
+    has_routing_records = any(key.startswith("routing/") for record in report.epochs for key in record)
+    confusion = None if report.classes is None else report.classes.confusion
+    shown = {
+        "scores": ("Scores", True),
+        "examples": ("Examples", bool(report.examples)),
+        "curves": ("Curves", bool(report.epochs)),
+        "routing": ("Routing", True),
+        "use": ("Expert use", bool(report.gates)),
+        "filters": ("Filters of chosen experts", bool(report.gates)),
+        "routing-epochs": ("Routing by epoch", has_routing_records),
+        "errors": ("Errors", bool(report.error_maps)),
+        "classes": ("Classes", confusion is not None),
+        "repeat": ("How it was made", True),
+    }
+    sheet = report.scores
+    others = [row for row in sheet.rows if row.is_published and not row.is_same_recipe]
+    name, _, detail = sheet.split.partition(", ")
+    run: dict[str, Any] = {
+        "report": report,
+        "number": number,
+        "parts": [(key, heading) for key, (heading, is_shown) in shown.items() if is_shown],
+        "headline": headline(report),
+        "figures": figures(report),
+        "first": [row for row in sheet.rows if row not in others],
+        "caption": f"Scores on the {name} split{f', {detail}' if detail else ''}.",
+        "published": [*(row for row in sheet.rows if row.is_own), *others] if others else [],
+        "parts_of_data": {name: show_number(value) for name, value in sheet.parts.items()},
+        "sentences": [f"{text[:1].upper()}{text[1:]}." for text in map(str, report.routing_gains)],
+        "names_plain": not report.is_plain and all(error.plain is None for error in report.error_maps),
+        "recipe": _flatten(report.recipe),
+    }
+    if report.classes is not None and confusion is not None:
+        shares = confusion / np.maximum(1, confusion.sum(axis=1, keepdims=True))
+        wrong, total = int(confusion.sum() - np.trace(confusion)), int(confusion.sum())
+        run["mistaken"] = f"{wrong:,} of {total:,} images are mistaken. Rows are true classes, columns what was found."
+        run["confusion"] = [
+            (name, [(int(n), f"{share:.3f}") for n, share in zip(*row, strict=True)], f"{100 * (1 - right):.2f}")
+            for name, *row, right in zip(report.classes.names, confusion, shares, np.diag(shares), strict=True)
+        ]
+    return run
+
+
+def figures(report: RunReport) -> dict[str, str]:
+    """Return the numbers that a reader asks for first."""
+    found: dict[str, str] = {}
+    own = _own_values(report)
+    if own:
+        watched = report.monitor.key.removeprefix("validation/")
+        metric = watched if watched in own else next(iter(own))
+        found[f"{metric}, {report.scores.split}"] = show_number(own[metric])
+    plain = epochs_of(report.plain_history)
+    found["epochs"] = f"{len(report.epochs)}{f'; plain net {len(plain)}' if plain else ''}"
+    if report.seconds is not None:
+        beside = seconds_of(report.plain_history)
+        found["training"] = _duration(report.seconds) + (f"; plain net {_duration(beside)}" if beside else "")
+    found["parameters"] = f"{report.num_parameters:,}"
+    if report.gates:
+        found["gates"] = str(len(report.gates))
+    if report.routing_gains:
+        found["beside single convolutions"] = report.routing_gains[-1].verdict
+    return found
+
+
+def _comparison(reports: Sequence[RunReport], data: dict[str, Any]) -> dict[str, Any]:
+    """The table of all runs, with the share of the choices that each has in common with the first one."""
     shared = [next((gate["shared"] for gate in run["gates"]), None) for run in data["runs"]]
-    parts = [("table", "All runs", comparison_table(reports, shared))]
-    if any(report.epochs for report in reports):
-        parts.append(("together", "Curves together", tag("div", data_part="compare-curves")))
-    if any(report.gates for report in reports):
-        words = "The layers and experts of the first run with experts are chosen; experts of other runs that serve the "
-        words += "same pixels have its colours."
-        place = tag("div", tag("p", words, class_="note"), tag("div", data_part="compare-routing"))
-        parts.append(("beside", "Routing side by side", place))
-    links = [(key, heading) for key, heading, _ in parts]
-    sections = [
-        tag("section", tag("h2", heading), content, id=key, aria_label=heading) for key, heading, content in parts
-    ]
-    for number, report in enumerate(reports):
-        inner = tag("div", *(section for _, _, section in run_sections(report, number, 3)), data_scope=number)
-        summary = tag("summary", f"{report.label}: {report.title}")
-        sections.append(tag("section", tag("details", summary, inner, class_="run"), id=f"run-{number}"))
-        links.append((f"run-{number}", report.label))
-    return links, sections
+    metrics = list(dict.fromkeys(metric for report in reports for metric in _own_values(report) if "/" not in metric))
+    has_shared = any(share is not None for share in shared)
+    rows = []
+    for report, share in zip(reports, shared, strict=True):
+        own = _own_values(report)
+        numbers: list[float | None] = [own.get(metric) for metric in metrics]
+        numbers += [None if share is None else 100 * share] if has_shared else []
+        numbers += [len(report.epochs), report.seconds, report.num_parameters, report.seed]
+        worth = report.routing_gains[-1].verdict if report.routing_gains else ""
+        rows.append((report.label, numbers, [worth, report.scores.split or "nothing", report.title]))
+    heads = ["run", *metrics, *(["choices as in the first run, %"] if has_shared else [])]
+    return {"heads": [*heads, "epochs", "seconds", "parameters", "seed"], "rows": rows}
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values by their names with dots, as JSON has them."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def _own_values(report: RunReport) -> Mapping[str, float]:
+    return next((row.values for row in report.scores.rows if row.is_own), {})
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -44,6 +44,10 @@ class ScoreSheet:
         names = dict.fromkeys(name for row in self.rows for name in row.values)
         return tuple(name for name in names if "/" not in name)
 
+    def metrics_of(self, rows: Sequence[ScoreRow]) -> list[str]:
+        """Metrics that any of these rows has."""
+        return [metric for metric in self.metrics if any(metric in row.values for row in rows)]
+
     @property
     def parts(self) -> dict[str, float]:
         """Scores of the run for parts of the data, such as `within_1_percent/region_0`."""
