@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from smoe_paper.heat.recipes import HeatDiffusion
 
 # Of the 8 neighbours of a pixel a raster scan has visited 4: one to the left and three above.
 _VISITED_NEIGHBOURS = ((0, -1), (-1, -1), (-1, 0), (-1, 1))
-_TEXT_SUFFIXES = (".csv", ".txt")
 
 
 def grow_region_map(shape: tuple[int, int], num_types: int, seed: int = 42) -> np.ndarray:
@@ -83,61 +82,25 @@ def count_region_types(region_map: np.ndarray) -> int:
     return len(types)
 
 
-def load_region_map(path: str | Path) -> np.ndarray:
-    """Read a map of regions from a file.
-
-    Returns:
-        Types 0, ..., n - 1, each of them present, int64, `(H, W)`.
-    """
-    path = Path(path)
+def load_region_map(path: Path) -> np.ndarray:
+    """A map of regions from a `.npy` file: types 0, ..., n - 1, each of them present, int64, `(H, W)`."""
     if not path.is_file():
         raise FileNotFoundError(f"region map {path} is not a file; make one with grow_region_map and numpy.save")
-    if path.suffix != ".npy" and path.suffix not in _TEXT_SUFFIXES:
-        raise ValueError(f"region map {path} must end in .npy, .csv or .txt, got {path.suffix!r}")
     try:
-        region_map = _read_npy(path) if path.suffix == ".npy" else _read_table(path)
+        region_map = np.array(_open_npy(path, "r"))
         count_region_types(region_map)
     except ValueError as error:
-        raise ValueError(f"region map {path}: {error}") from error
+        raise ValueError(f"region map {path}: {error}; write it with numpy.save from an array of integers") from error
     return region_map.astype(np.int64)
 
 
-def _read_npy(path: Path) -> np.ndarray:
+def _open_npy(path: Path, mode: Literal["r", "c"]) -> np.ndarray:
     try:
-        # A map is refused if the file is shorter than its header claims, and takes no memory for the claim.
-        return np.array(np.lib.format.open_memmap(path, mode="r"))
+        # A file shorter than its header claims is refused, and takes no memory for the claim.
+        return np.lib.format.open_memmap(path, mode=mode)
     except Exception as error:  # a damaged header can make the parser of numpy fail in any way
-        raise ValueError(
-            f"cannot be read ({_one_line(error)}); write it again with numpy.save from an array of integers"
-        ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _read_table(path: Path) -> np.ndarray:
-    separator = "," if path.suffix == ".csv" else None
-    rows: list[list[int]] = []
-    # Not numpy.loadtxt: it turns 1.5 into 1 with no more than a warning.
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
-        if not line.strip():
-            continue
-        row = []
-        for token in line.split(separator):
-            try:
-                row.append(int(token))
-            except ValueError:
-                raise ValueError(f"line {number} holds {token.strip()!r}; write only integers") from None
-        if rows and len(row) != len(rows[0]):
-            raise ValueError(f"line {number} has {len(row)} values, the lines above have {len(rows[0])}")
-        rows.append(row)
-    if not rows:
-        raise ValueError("the file is empty; write one line of integers per row")
-    try:
-        return np.array(rows, dtype=np.int64)
-    except OverflowError:
-        raise ValueError("holds a number beyond 64 bits; number the regions from 0") from None
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ValueError(f"truncated or not a .npy file ({reason})") from error
 
 
 MAX_DIFFUSIVITY = 0.25
@@ -318,11 +281,7 @@ def load_frames(path: str | Path, *, shape: tuple[int, ...]) -> np.ndarray:
     if not path.is_file():
         raise FileNotFoundError(f"frames {path} is not a file; simulate them and call save_frames")
     try:
-        try:
-            frames = np.lib.format.open_memmap(path, mode="c")
-        except Exception as error:  # a damaged header can make the parser of numpy fail in any way
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise ValueError(f"truncated or not a .npy file ({reason})") from error
+        frames = _open_npy(path, "c")
         _check_layout(frames)
         if frames.shape != tuple(shape):
             raise ValueError(f"shape must be {tuple(shape)}, got {frames.shape}")

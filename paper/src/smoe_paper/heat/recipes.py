@@ -155,7 +155,7 @@ class HeatDiffusion:
         spatial_shape: Rows and columns of the grid.
         diffusivities: Diffusivity of each region type, at most 0.25.
         region_seed: Seed of the region map.
-        region_map: File of a region map (.npy, .csv, .txt) to use instead of a generated one; it sets the grid.
+        region_map: File of a region map (.npy) to use instead of a generated one; it sets the grid.
         num_steps: Number of time steps of each run.
         num_train_runs: Number of runs in the training split.
         num_validation_runs: Number of runs in the validation split.
