@@ -14,7 +14,7 @@ from smoe.command_line import UsageError, parse
 from smoe.errors import suggest
 from smoe_paper.experiments.experiment import EXPERIMENTS, Experiment, all_experiments, find_experiment
 from smoe_paper.experiments.stored_runs import RunStore
-from smoe_paper.experiments.tables import ResultTable
+from smoe_paper.experiments.tables import ResultTable, markdown, page, write_report
 
 HELP = """usage: smoe reproduce TABLE [TABLE ...] [--seeds N] [--scale small|paper] [--jobs N] [--store DIR] [--dry-run]
 
@@ -101,14 +101,11 @@ def run(args: list[str]) -> int:
 
 def _write_page() -> int:
     """Writes every table of what is stored again, and the page that shows those of the paper."""
-    from smoe_paper.experiments.tables import page, read_notes, write_report
-
     stores = {experiment: RunStore(RESULTS / experiment.name / "runs.jsonl") for experiment in all_experiments()}
     for experiment, store in stores.items():
-        folder = store.path.parent
         for table in experiment.tables.tables:
-            if _report_path(folder, table).exists():
-                write_report(experiment.tables, table, store, read_notes(folder, table), _report_path(folder, table))
+            if store.path.with_name(f"{table.short_name}.md").exists():
+                write_report(experiment.tables, table, store)
     text = page((experiment.tables, store) for experiment, store in stores.items())
     (RESULTS / "tables.md").write_text(text)
     _print_paths([RESULTS / "tables.md"])
@@ -157,7 +154,6 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     # torch is imported from here on only: a typo is answered at once.
     from smoe.training.progress import ProgressBar
     from smoe_paper.experiments.reproduction import PlannedRun, make_runs, plan_runs
-    from smoe_paper.experiments.tables import markdown, read_notes, write_report
 
     store = RunStore(output_dir / "runs.jsonl")
     data = data or Path()
@@ -166,19 +162,17 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     write = sys.stdout.write
     if options.dry_run:
         for table in tables:
-            write(markdown(experiment.tables, table, store, read_notes(output_dir, table)) + "\n")
+            write(markdown(experiment.tables, table, store) + "\n")
         write(f"{len(planned) - len(missing)} of {len(planned)} runs are stored in {store.path}\n")
         for run in missing:
             write(f"missing: {run.label}\n")
         return 0
 
-    def write_tables() -> None:
-        for table in tables:
-            notes = read_notes(output_dir, table)
-            write_report(experiment.tables, table, store, notes, _report_path(output_dir, table))
+    def write_tables() -> list[Path]:
+        return [write_report(experiment.tables, table, store) for table in tables]
 
     experiment.store_references(tables, scale, data, store, _notify)
-    write_tables()
+    written = write_tables()
     if missing:
         # Runs take minutes, and their speed is known only over many of them.
         with ProgressBar(speed_seconds=6 * 3600) as bar:
@@ -192,17 +186,13 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
             make_runs(missing, store, options.runs_dir, jobs=options.jobs, num_threads=options.threads, on_end=end)
     pictures = experiment.draw_tables(tables, store, options.runs_dir, output_dir, data)
     write(f"{len(planned)} of {len(planned)} runs are stored in {store.path}\n")
-    _print_paths([*(_report_path(output_dir, table) for table in tables), *pictures])
+    _print_paths([*written, *pictures])
     return 0
 
 
 def _reached(result: Mapping[str, Any], monitor: str) -> str:
     value = result["test"].get(monitor)
     return "diverged" if value is None else f"{value:.4f} after {result['epochs']} epochs ({result['stopped']})"
-
-
-def _report_path(output_dir: Path, table: ResultTable) -> Path:
-    return output_dir / f"{table.short_name}.md"
 
 
 def _print_paths(paths: Sequence[Path]) -> None:

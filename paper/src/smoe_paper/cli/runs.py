@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, make_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -169,9 +170,6 @@ class RunReports(Report):
 def run_report(args: list[str]) -> int:
     options = parse_report(RunReports, args)
 
-    from smoe.regression import is_model_folder
-    from smoe.reports.read_fit import read_fit
-    from smoe.reports.run_report import RunReport
     from smoe_paper.experiments.read_run import ReadOptions, read_run
 
     moved = {place: getattr(options.data, place) for place in ("store", "root", "cache_dir", "region_map")}
@@ -180,14 +178,7 @@ def run_report(args: list[str]) -> int:
         checkpoint=options.checkpoint,
         data={place: value for place, value in moved.items() if value is not None},
     )
-    data = fit_data(options)
-
-    def read(path: Path, label: str) -> RunReport:
-        if is_model_folder(path):
-            return read_fit(path, label, data.get(path), _notify)
-        return read_run(path, label, reading, _notify)
-
-    return write_report(options, read)
+    return write_report(options, partial(read_run, options=reading, notify=_notify, fit_data=fit_data(options)))
 
 
 def _notify(text: str) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,17 +59,19 @@ def read_runs(
     notify: Notify = print,
 ) -> list[RunReport]:
     """Reads runs and fitted models, and compares those that can be compared."""
-
-    def read(path: Path, label: str) -> RunReport:
-        if is_model_folder(path):
-            return read_fit(path, label, (fit_data or {}).get(path), notify)
-        return read_run(path, label, options, notify)
-
-    return read_and_compare(paths, read, plain)
+    return read_and_compare(paths, partial(read_run, options=options, notify=notify, fit_data=fit_data), plain)
 
 
-def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> RunReport:
-    """Opens a run and measures what its report shows."""
+def read_run(
+    path: Path,
+    label: str,
+    options: ReadOptions,
+    notify: Notify,
+    fit_data: Mapping[Path, FitData] | None = None,
+) -> RunReport:
+    """Opens a run or a fitted model and measures what its report shows."""
+    if is_model_folder(path):
+        return read_fit(path, label, (fit_data or {}).get(path), notify)
     directory = RunDirectory(path)
     name, recipe = read_recipe(directory)
     history = directory.read_history()

@@ -252,15 +252,6 @@ class TrainedRun:
         run = open_run(path, checkpoint, (), notify, data)
         self.name, self.recipe, self.model = run.name, run.recipe, run.model
 
-    name: str
-    """Name of the recipe that the run began as."""
-
-    recipe: Recipe
-    """The resolved recipe."""
-
-    model: torch.nn.Module
-    """The trained network; it takes and returns what it was trained on, which may be normalised."""
-
     def predict(self, split: str = "test") -> Iterator[tuple[Tensor, Tensor]]:
         """Yields predictions and truths of a split in physical units, batch by batch."""
         return experiment_of(self.recipe).predict(self._open(split), split)

@@ -211,17 +211,19 @@ def outcomes(tables: TableSet, row: Row, store: RunStore) -> list[Outcome]:
     return [Outcome(scale, results) for scale, results in found if results]
 
 
-def write_report(tables: TableSet, table: ResultTable, store: RunStore, notes: str, path: Path) -> None:
-    text = markdown(tables, table, store, notes)
+def write_report(tables: TableSet, table: ResultTable, store: RunStore) -> Path:
+    """Writes the table beside the stored runs and returns the file."""
+    text, path = markdown(tables, table, store), store.path.parent / f"{table.short_name}.md"
     write_atomically(path, lambda file: file.write(text.encode()))
+    return path
 
 
-def markdown(tables: TableSet, table: ResultTable, store: RunStore, notes: str = "") -> str:
-    """The table as Markdown: a line for each row and scale, and the notes about these results below.
+def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
+    """The table as Markdown: a line for each row and scale, and below it what `notes.md` beside the runs says of it.
 
-    In the notes, a line `- LABEL: ...` is about the row of that label.
+    In the notes, the table has a heading `# TABLE`; a line `- LABEL: ...` is about the row of that label.
     """
-    about_rows, about_table = _by_row(table, notes)
+    about_rows, about_table = _read_notes(store.path.with_name("notes.md"), table)
     layout = _Layout(tables, table)
     lines = [_line(layout.headings()), "|" + "---|" * len(layout.headings())]
     for name in table.references:
@@ -290,17 +292,10 @@ PAGE_TEXT = """Made by `smoe reproduce page` from the stored runs. A row *is*
 - ours: a row that the paper does not have."""
 
 
-def read_notes(folder: Path, table: ResultTable) -> str:
-    """What `notes.md` in a folder of results says below the heading `# TABLE`; empty if it says nothing."""
-    path = folder / "notes.md"
-    if not path.exists():
-        return ""
-    sections = re.split(r"^# (.+)\n", path.read_text(), flags=re.MULTILINE)
-    return dict(zip(sections[1::2], sections[2::2], strict=True)).get(table.name, "").strip()
-
-
-def _by_row(table: ResultTable, notes: str) -> tuple[dict[str, str], str]:
+def _read_notes(path: Path, table: ResultTable) -> tuple[dict[str, str], str]:
     """The lines about single rows by their labels, and the rest."""
+    sections = re.split(r"^# (.+)\n", path.read_text() if path.exists() else "", flags=re.MULTILINE)
+    notes = dict(zip(sections[1::2], sections[2::2], strict=True)).get(table.name, "").strip()
     about_rows: dict[str, str] = {}
     rest: list[str] = []
     for line in notes.splitlines():

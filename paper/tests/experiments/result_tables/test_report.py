@@ -20,7 +20,6 @@ from smoe_paper.experiments.tables import (
     markdown,
     outcomes,
     percent,
-    read_notes,
 )
 from smoe_paper.heat.pictures import draw_tables
 from smoe_paper.heat.recipes import HeatRecipe, heat_result
@@ -85,10 +84,9 @@ def test_a_difference_is_named_and_notes_follow(tmp_path: Path) -> None:
     assert "| 90.0 ± 0.1 | 90.4 | differs | 1 | paper |" in markdown(TOY, TABLE, store)
     notes = "# toy/none\n\nElsewhere.\n\n# toy/first\n\n- other, yes: because\n\nOne.\n\n- Two.\n"
     (tmp_path / "notes.md").write_text(notes)
-    text = markdown(TOY, TABLE, store, read_notes(tmp_path, TABLE))
+    text = markdown(TOY, TABLE, store)
     assert "\n- other, yes: because\n\nAll of it.\n\nOne.\n\n- Two.\n" in text
     assert "Elsewhere" not in text
-    assert read_notes(tmp_path / "none", TABLE) == ""
 
 
 def test_diverged_runs_are_counted(tmp_path: Path) -> None:
