@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from smoe.views._node_routing import VIEWS, draw_side, plot_mesh_routing, views_of
+from smoe.views._node_routing import VIEWS, draw_nodes, draw_side, views_of
 from smoe_paper.heat_mesh import data as domains
 from smoe_paper.heat_mesh.pictures import draw_grid_regions, draw_surface_regions
 
@@ -14,23 +14,6 @@ from smoe_paper.heat_mesh.pictures import draw_grid_regions, draw_surface_region
 def size_of(path) -> int:
     assert path.read_bytes().startswith(b"\x89PNG")
     return path.stat().st_size
-
-
-@pytest.mark.parametrize("has_triangles", [True, False])
-def test_a_sphere_from_two_sides(tmp_path, has_triangles):
-    sphere = domains.icosphere(2)
-    triangles = sphere.triangles if has_triangles else None
-    routing = np.random.default_rng(0).integers(0, 4, size=(1, 162))
-    plot_mesh_routing(routing, sphere.coordinates, tmp_path / "a.png", num_experts=4, triangles=triangles)
-    assert size_of(tmp_path / "a.png") > 5000
-
-
-def test_a_plane_from_above(tmp_path):
-    places = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    routing = np.array([[0, 1, 1, 0]])
-    triangles = np.array([[0, 1, 2], [1, 2, 3]])
-    plot_mesh_routing(routing, places, tmp_path / "a.png", num_experts=2, triangles=triangles)
-    assert size_of(tmp_path / "a.png") > 2000
 
 
 @pytest.mark.parametrize(("view", "sign"), [("front", 1), ("back", -1)])
@@ -73,6 +56,6 @@ def test_true_and_learned_regions(tmp_path):
 
 def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match=r"coordinates must be \(N, 2\) or \(N, 3\), got shape \(4,\)"):
-        plot_mesh_routing(np.zeros((1, 4), dtype=int), np.zeros(4), tmp_path / "a.png", num_experts=1)
+        draw_nodes({"": np.zeros((4, 3))}, np.zeros(4), tmp_path / "a.png")
     with pytest.raises(ValueError, match="4 colours for 5 nodes"):
-        plot_mesh_routing(np.zeros((1, 4), dtype=int), np.zeros((5, 2)), tmp_path / "a.png", num_experts=1)
+        draw_nodes({"": np.zeros((4, 3))}, np.zeros((5, 2)), tmp_path / "a.png")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smoe.views._charts import draw_expert_use, save_picture
 from smoe.views._globe import coastlines, draw_globe, draw_globe_routing
-from smoe.views._node_routing import draw_nodes, plot_mesh_routing, similarity_colours
+from smoe.views._node_routing import draw_nodes, similarity_colours
 from smoe.views._routing import plot_routing
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "draw_globe",
     "draw_globe_routing",
     "draw_nodes",
-    "plot_mesh_routing",
     "plot_routing",
     "save_picture",
     "similarity_colours",

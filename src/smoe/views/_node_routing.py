@@ -44,31 +44,6 @@ VIEWS = {
 }
 
 
-def plot_mesh_routing(
-    routing: Choices,
-    coordinates: np.ndarray | Tensor,
-    path: str | Path,
-    *,
-    num_experts: int,
-    triangles: np.ndarray | Tensor | None = None,
-    title: str = "",
-) -> None:
-    """Draw which experts serve which nodes of a mesh; nodes with like colours share experts.
-
-    A mesh that is flat, or nearly so, is seen from above, any other from two sides.
-
-    Args:
-        routing: Experts chosen at each node, `(E, N)`.
-        coordinates: Places of the nodes, `(N, 2)` or `(N, 3)`.
-        path: Picture to write.
-        num_experts: X, the number of experts in the bank.
-        triangles: Corners of the triangles, `(T, 3)`; without them nodes are drawn as points.
-        title: Title of the picture.
-    """
-    colours = similarity_colours(routing, num_experts)
-    draw_nodes({"like colours share experts": colours}, coordinates, path, triangles=triangles, title=title)
-
-
 def draw_nodes(
     columns: dict[str, np.ndarray],
     coordinates: np.ndarray | Tensor,
