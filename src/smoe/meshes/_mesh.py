@@ -93,6 +93,12 @@ def sides_of_faces(faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(sides), np.concatenate(owners)
 
 
+def face_centres(places: np.ndarray, faces: np.ndarray) -> np.ndarray:
+    """Means of the corners of faces `(F, most)` with -1 for missing corners, `(F, 3)`."""
+    weight = (faces >= 0)[..., None]
+    return (places[faces] * weight).sum(axis=1) / weight.sum(axis=1)
+
+
 def edges_of_neighbours(faces: np.ndarray) -> np.ndarray:
     """Edges between faces that share a side, `(2, M)`."""
     sides, owners = sides_of_faces(faces)

@@ -14,8 +14,8 @@ import torch
 
 from smoe._integrity import check_netcdf_file, check_zarr_store
 from smoe.errors import DataError, naming_extras
-from smoe.meshes._mesh import Mesh, edges_of_neighbours, edges_of_sides, sides_of_faces
-from smoe.meshes._mesh_layouts import HealpixSphere, UgridTopology, fields_on, read_nodes
+from smoe.meshes._mesh import Mesh, edges_of_neighbours, edges_of_sides, face_centres, sides_of_faces
+from smoe.meshes._mesh_layouts import Nodes, fields_on, read_nodes
 
 Location = Literal["node", "face"]
 FIELD_SUFFIXES = (".nc", ".nc4", ".zarr")
@@ -85,15 +85,13 @@ def _read_meshio_file(path: Path, location: str | None) -> Mesh:
 def _on_faces(mesh: Any, points: np.ndarray, flat: list[np.ndarray]) -> Mesh:
     most = max(block.shape[1] for block in flat)
     faces = np.concatenate([np.pad(block, ((0, 0), (0, most - block.shape[1])), constant_values=-1) for block in flat])
-    weight = (faces >= 0)[..., None]
-    centres = (points[faces] * weight).sum(axis=1) / weight.sum(axis=1)
     places = [number for number, block in enumerate(mesh.cells) if block.type in _FLAT]
     fields = {
         name: _field(np.concatenate([np.asarray(blocks[place]) for place in places]))
         for name, blocks in mesh.cell_data.items()
         if _is_field(name, [blocks[place] for place in places])
     }
-    return Mesh(torch.from_numpy(centres), torch.from_numpy(edges_of_neighbours(faces)), fields)
+    return Mesh(torch.from_numpy(face_centres(points, faces)), torch.from_numpy(edges_of_neighbours(faces)), fields)
 
 
 def _sides(mesh: Any, flat: list[np.ndarray], num_points: int) -> np.ndarray:
@@ -159,17 +157,16 @@ def _read_field_file(path: Path, location: str | None) -> Mesh:
         return make_mesh(nodes, {name: torch.from_numpy(values) for name, values in fields.items()})
 
 
-def make_mesh(nodes: UgridTopology | HealpixSphere, fields: dict[str, torch.Tensor] | None = None) -> Mesh:
+def make_mesh(nodes: Nodes, fields: dict[str, torch.Tensor] | None = None) -> Mesh:
     """A mesh of nodes with their edges."""
-    triangles = nodes.triangles() if isinstance(nodes, UgridTopology) else None
-    is_sphere = isinstance(nodes, HealpixSphere)
+    triangles = nodes.triangles()
     return Mesh(
         torch.from_numpy(np.ascontiguousarray(nodes.places, dtype=np.float64)),
         torch.from_numpy(nodes.edges().astype(np.int64)),
         fields or {},
         None if triangles is None else torch.from_numpy(triangles.astype(np.int64)),
-        nside=nodes.nside if is_sphere else None,
-        pixel_order=nodes.order if is_sphere else None,
+        nside=nodes.nside,
+        pixel_order=nodes.order,
         dimension=nodes.dimension,
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
-from smoe.meshes._mesh import edges_of_neighbours, edges_of_sides, on_sphere, sides_of_faces
+from smoe.meshes._mesh import edges_of_neighbours, edges_of_sides, face_centres, on_sphere, sides_of_faces
 from smoe.ops._healpix import HEALPixOrder, face_pixels, healpix_coordinates, pad_faces
 
 # A row of nodes (`smoe.meshes._node_fields`): places of the nodes, and a number whose attributes describe the mesh.
@@ -44,21 +44,26 @@ def fields_on(dataset: Any, dimension: str | None) -> list[str]:
 
 
 @dataclass(frozen=True)
-class UgridTopology:
-    """Points or faces of a UGRID mesh, whose places or centres are `(N, 3)`.
+class Nodes:
+    """Nodes in the order of a file: points or faces of a UGRID topology, or pixels of a HEALPix sphere.
 
-    Faces are the points of each `(F, most)`, with -1 for missing corners; a network without faces has sides `(S, 2)`.
+    Places of points, or centres of faces or pixels, are `(N, 3)`. Faces are the points of each `(F, most)`, with -1 for
+    missing corners; a topology without faces has sides `(S, 2)`.
     """
 
-    name: str
     dimension: str
-    is_on_faces: bool
     places: np.ndarray
-    faces: np.ndarray | None
-    sides: np.ndarray | None
+    topology: str | None = None
+    is_on_faces: bool = False
+    faces: np.ndarray | None = None
+    sides: np.ndarray | None = None
+    nside: int | None = None
+    order: HEALPixOrder | None = None
 
     def edges(self) -> np.ndarray:
         """Edges between neighbours in both directions, `(2, M)`."""
+        if self.nside is not None and self.order is not None:
+            return healpix_edges(self.nside, self.order)
         if self.faces is None:
             assert self.sides is not None
             return edges_of_sides(self.sides)
@@ -76,7 +81,7 @@ def is_mesh(dataset: Any) -> bool:
     return _find_topology(dataset) is not None or _find_healpix(dataset) is not None
 
 
-def read_nodes(dataset: Any, location: str | None) -> UgridTopology | HealpixSphere:
+def read_nodes(dataset: Any, location: str | None) -> Nodes:
     """Finds the mesh of a data set and reads where its nodes are.
 
     Args:
@@ -113,7 +118,7 @@ def topology_variables(dataset: Any, name: str) -> list[str]:
     return [name, *(part for part in dict.fromkeys(named) if part in dataset.variables)]
 
 
-def _read_topology(fields: Any, name: str, location: str | None) -> UgridTopology:
+def _read_topology(fields: Any, name: str, location: str | None) -> Nodes:
     topology = fields[name].attrs
     places = _coordinates(fields, topology, "node_coordinates", name)
     assert places is not None
@@ -126,17 +131,19 @@ def _read_topology(fields: Any, name: str, location: str | None) -> UgridTopolog
         faces, face_dimension = _corners(fields, str(connectivity), len(places), topology.get("face_dimension"))
     else:
         sides = _corners(fields, str(edges_name), len(places), topology.get("edge_dimension"))[0]
-    node_dimension = _node_dimension(fields, topology)
+    node_dimension = str(fields[str(topology["node_coordinates"]).split()[0]].dims[0])
     if location is None:
         location = _location_of_fields(fields, node_dimension, face_dimension)
     if location != "face":
-        return UgridTopology(name, node_dimension, False, places, faces, sides)
+        return Nodes(node_dimension, places, name, faces=faces, sides=sides)
     if faces is None or face_dimension is None:
         raise DataError(f"the topology {name} has no face_node_connectivity, but location is 'face'")
     centres = _coordinates(fields, topology, "face_coordinates", name)
     if centres is None:
-        centres = _centres(places, faces, is_sphere=_is_sphere(fields, topology))
-    return UgridTopology(name, face_dimension, True, centres, faces, None)
+        centres = face_centres(places, faces)
+        if _is_sphere(fields, topology):
+            centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    return Nodes(face_dimension, centres, name, is_on_faces=True, faces=faces)
 
 
 def _location_of_fields(fields: Any, node_dimension: str, face_dimension: str | None) -> str:
@@ -147,11 +154,6 @@ def _location_of_fields(fields: Any, node_dimension: str, face_dimension: str | 
         return str(locations.pop())
     has_fields = {where: bool(fields_on(fields, where)) for where in (node_dimension, face_dimension) if where}
     return "face" if face_dimension and has_fields[face_dimension] and not has_fields[node_dimension] else "node"
-
-
-def _node_dimension(fields: Any, topology: Any) -> str:
-    first = str(topology["node_coordinates"]).split()[0]
-    return str(fields[first].dims[0])
 
 
 def _is_sphere(fields: Any, topology: Any) -> bool:
@@ -234,27 +236,7 @@ def _start_index(variable: Any, name: str) -> int:
         raise DataError(f"start_index of {name} must be a whole number, got {str(found)[:100]!r}") from None
 
 
-def _centres(places: np.ndarray, faces: np.ndarray, *, is_sphere: bool) -> np.ndarray:
-    weight = (faces >= 0)[..., None]
-    centres = (places[faces] * weight).sum(axis=1) / weight.sum(axis=1)
-    return centres / np.linalg.norm(centres, axis=1, keepdims=True) if is_sphere else centres
-
-
 _HEALPIX_ORDERS: dict[str, HEALPixOrder] = {"nest": "nested", "nested": "nested", "ring": "ring"}
-
-
-@dataclass(frozen=True)
-class HealpixSphere:
-    """Pixels of a HEALPix sphere in the order of a file; their places are `(N, 3)`."""
-
-    dimension: str
-    nside: int
-    order: HEALPixOrder
-    places: np.ndarray
-
-    def edges(self) -> np.ndarray:
-        """Edges between neighbouring pixels in both directions, `(2, M)`."""
-        return healpix_edges(self.nside, self.order)
 
 
 def _find_healpix(dataset: Any) -> dict[str, Any] | None:
@@ -267,7 +249,7 @@ def has_healpix(variable: Any) -> bool:
     return variable.attrs.get("grid_mapping_name") == "healpix" or "healpix_nside" in variable.attrs
 
 
-def _read_healpix(fields: Any, mapping: dict[str, Any]) -> HealpixSphere:
+def _read_healpix(fields: Any, mapping: dict[str, Any]) -> Nodes:
     nside, order = _read_nside(mapping), _read_order(mapping)
     if order == "nested" and nside & (nside - 1):
         raise DataError(f"healpix_nside must be a power of two in nested order, got {nside}")
@@ -275,10 +257,9 @@ def _read_healpix(fields: Any, mapping: dict[str, Any]) -> HealpixSphere:
     dimensions = [str(name) for name, size in fields.sizes.items() if size == num_pixels and not _is_time(fields, name)]
     if not dimensions:
         raise DataError(f"no dimension has the {num_pixels} pixels of nside {nside}, but {dict(fields.sizes)}")
-    _check_numbers(fields, dimensions[0], num_pixels)
-    coordinates = healpix_coordinates(nside, order)
-    _check_given_coordinates(fields, dimensions[0], coordinates, order)
-    return HealpixSphere(dimensions[0], nside, order, on_sphere(*coordinates.numpy().T))
+    places = on_sphere(*healpix_coordinates(nside, order).numpy().T)
+    _check_order(fields, dimensions[0], places, order)
+    return Nodes(dimensions[0], places, nside=nside, order=order)
 
 
 def _read_nside(mapping: dict[str, Any]) -> int:
@@ -312,36 +293,25 @@ def _is_time(fields: Any, dimension: Any) -> bool:
     return variable.dtype.kind == "M" or " since " in str(variable.attrs.get("units", ""))
 
 
-def _check_numbers(fields: Any, dimension: str, num_pixels: int) -> None:
-    """Refuses pixels whose own numbers say that they stand in no order."""
+def _check_order(fields: Any, dimension: str, places: np.ndarray, order: HEALPixOrder) -> None:
+    """Refuses pixels whose own numbers, or latitudes and longitudes, are those of another order."""
+    given = {}
     for name, variable in fields.variables.items():
-        is_number = name in (dimension, "cell_ids") or variable.attrs.get("standard_name") == "healpix_index"
-        if is_number and variable.dims == (dimension,) and variable.dtype.kind in "iu":
-            misplaced = np.flatnonzero(np.asarray(variable.values) != np.arange(num_pixels))
+        if variable.dims != (dimension,):
+            continue
+        standard = variable.attrs.get("standard_name")
+        if standard in ("latitude", "longitude"):
+            given[standard] = variable.values
+        is_number = name in (dimension, "cell_ids") or standard == "healpix_index"
+        if is_number and variable.dtype.kind in "iu":
+            misplaced = np.flatnonzero(np.asarray(variable.values) != np.arange(len(places)))
             if len(misplaced):
-                place = int(misplaced[0])
                 raise DataError(
-                    f"{name} has the pixel {int(variable.values[place])} at place {place}: sort the pixels by it, from "
-                    f"0 to {num_pixels - 1}"
+                    f"{name} has the pixel {int(variable.values[misplaced[0]])} at place {int(misplaced[0])}: sort the "
+                    f"pixels by it, from 0 to {len(places) - 1}"
                 )
-
-
-def _check_given_coordinates(fields: Any, dimension: str, expected: torch.Tensor, order: HEALPixOrder) -> None:
-    """Refuses pixels whose own latitudes and longitudes are those of another order."""
-    given = {
-        kind: variable.values
-        for variable in fields.variables.values()
-        for kind in ("latitude", "longitude")
-        if variable.attrs.get("standard_name") == kind and variable.dims == (dimension,)
-    }
-    if len(given) == 2:
-        distance = np.linalg.norm(
-            on_sphere(given["latitude"], given["longitude"]) - on_sphere(*expected.numpy().T), axis=1
-        )
-        if distance.max() > 1e-3:
-            raise DataError(
-                f"the latitudes and longitudes of the pixels are not those of {order} order (healpix_order)"
-            )
+    if len(given) == 2 and np.linalg.norm(on_sphere(**given) - places, axis=1).max() > 1e-3:
+        raise DataError(f"the latitudes and longitudes of the pixels are not those of {order} order (healpix_order)")
 
 
 def healpix_edges(nside: int, order: HEALPixOrder) -> np.ndarray:

@@ -19,8 +19,7 @@ from smoe.meshes._mesh_layouts import (
     DESCRIPTION,
     PLACES,
     ROW_COORDINATES,
-    HealpixSphere,
-    UgridTopology,
+    Nodes,
     fields_on,
     has_healpix,
     is_row_of_nodes,
@@ -97,7 +96,7 @@ def mesh_of_row(row: Any) -> Mesh | None:
     if "nside" in description:
         places = np.concatenate([row[name].values for name in PLACES]).T
         order: HEALPixOrder = "nested" if description["pixel_order"] == "nested" else "ring"
-        return make_mesh(HealpixSphere(description["dimension"], int(description["nside"]), order, places))
+        return make_mesh(Nodes(description["dimension"], places, nside=int(description["nside"]), order=order))
     variables = restored_variables(row)
     if set(variables) != set(description["variables"].split()):
         return None
@@ -151,10 +150,10 @@ def _on_own_dimensions(variable: Any) -> Any:
     return xarray.Variable([f"{_PREFIX}{dim}" for dim in variable.dims], values, attributes)
 
 
-def _mesh_variables(dataset: Any, nodes: UgridTopology | HealpixSphere) -> dict[str, Any]:
+def _mesh_variables(dataset: Any, nodes: Nodes) -> dict[str, Any]:
     """Variables that are no fields: those of the topology or the grid mapping, and coordinates of the nodes."""
-    if isinstance(nodes, UgridTopology):
-        names = topology_variables(dataset, nodes.name)
+    if nodes.topology is not None:
+        names = topology_variables(dataset, nodes.topology)
     else:
         names = [str(name) for name, variable in dataset.variables.items() if has_healpix(variable)]
     names += [
@@ -166,8 +165,8 @@ def _mesh_variables(dataset: Any, nodes: UgridTopology | HealpixSphere) -> dict[
     return {name: dataset.variables[name] for name in dict.fromkeys(names)}
 
 
-def _describe(nodes: UgridTopology | HealpixSphere) -> dict[str, Any]:
-    if isinstance(nodes, HealpixSphere):
+def _describe(nodes: Nodes) -> dict[str, Any]:
+    if nodes.nside is not None:
         text = f"HEALPix sphere of nside {nodes.nside} in {nodes.order} order"
         return {"description": text, "dimension": nodes.dimension, "nside": nodes.nside, "pixel_order": nodes.order}
     location, word = ("face", "faces") if nodes.is_on_faces else ("node", "points")
