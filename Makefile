@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint types layers unit quick wheel docs docs-links bench simulate simulate-ensemble sanitize gpu-compile clean
+.PHONY: demo test lint types layers unit quick wheel docs docs-links bench simulate simulate-ensemble sanitize gpu-compile zoo clean
 
 demo: $(READY)
 	$(BIN)/smoe train heat/smoe --seed 0 --output-dir runs/demo --resume
@@ -108,6 +108,15 @@ gpu-compile: $(READY)
 		triton==$(NEWER_TRITON)
 	PYTHONPATH=build/triton-$(NEWER_TRITON) TRITON_CACHE_DIR=build/triton-cache $(BIN)/python tools/gpu_compile.py
 	PYTHONPATH=build/triton-$(NEWER_TRITON) $(BIN)/pytest tests/ops/triton
+
+# Networks of other packages, converted (some minutes): in an environment that adds them to this one.
+ZOO := build/zoo
+zoo: $(READY)
+	test -d $(ZOO) || $(PYTHON) -m venv $(ZOO)
+	$(BIN)/python -c "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])" \
+		> $$(echo $(ZOO)/lib/python*/site-packages)/base.pth
+	$(ZOO)/bin/pip install --quiet --no-deps --requirement tests/zoo/requirements.txt
+	$(ZOO)/bin/python -m pytest -m slow tests/zoo
 
 # The kernels' tests with builds that watch every access to memory and every undefined operation.
 SANITIZED := build/sanitize

@@ -86,7 +86,9 @@ def grid_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ou
         return _NOT_REACHED
     else:
         grid = tuple(output.shape[2:])
-    return f"its output grid {grid} is empty" if 0 in grid else grid
+    if math.prod(grid) > 1:
+        return grid
+    return f"its output grid {grid} is empty" if 0 in grid else "its output has one place only"
 
 
 def filters_of(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
