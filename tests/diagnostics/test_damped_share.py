@@ -25,14 +25,14 @@ def test_the_share_is_that_of_a_training_step(
     assert layer.weight.grad is None
     # A damping of 0 leaves no gradient of the outputs: what is left of the error is found by an input of ones.
     outputs: list[torch.Tensor] = []
-    select = layer.select
+    select = layer._select
 
     def keep(source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         outputs.append(select(source, indices))
         outputs[-1].retain_grad()
         return outputs[-1]
 
-    layer.select = keep  # type: ignore[method-assign]
+    layer._select = keep  # type: ignore[method-assign]
     F.mse_loss(layer.train()(x), target).backward()
     gradient = outputs[0].grad
     assert gradient is not None
