@@ -119,10 +119,10 @@ def fit_data(options: Report) -> Mapping[Path, FitData]:
 
 def _recorded_data(path: Path) -> FitData | None:
     from smoe.cli.fit import Fit
-    from smoe.reports.read_fit import FitData, read_environment
+    from smoe.reports.read_fit import FitData
     from smoe.training.run_directory import RunDirectory
 
-    command: Any = read_environment(RunDirectory(path / "training")).get("command")
+    command: Any = RunDirectory(path / "training").read_environment().get("command")
     if not isinstance(command, list) or not command or command[0] != "fit":
         return None
     try:

@@ -40,7 +40,7 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
         DataError: If the folder holds no model or a damaged one, or the data are not those of the model.
     """
     fitted = load_model(path)
-    environment = read_environment(RunDirectory(path / "training"))
+    environment = RunDirectory(path / "training").read_environment()
     which, sheet = _read_scores(path, fitted)
     places = places_of(fitted)
     maps, examples, digest = (), (), ""
@@ -218,23 +218,6 @@ def _example(fitted: Fitted, batch: ComparedBatch, predicted: np.ndarray, number
     input = (source.name, source.units, batch.inputs[number, which])
     time = show_time(int(batch.valid[number]), fitted.calendar)
     return Example(f"{target.name}, {time}", target.units, input, batch.truth[number, 0], predicted[number, 0])
-
-
-def read_environment(directory: RunDirectory) -> dict[str, Any]:
-    """Return what environment.json of a run holds; empty if it has none.
-
-    Raises:
-        RunError: If the file is damaged.
-    """
-    if not directory.environment_file.is_file():
-        return {}
-    try:
-        found = json.loads(directory.environment_file.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise RunError(f"{directory.environment_file} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{directory.environment_file} is damaged: it must hold a JSON object")
-    return found
 
 
 def repeating_command(environment: Mapping[str, Any]) -> str:

@@ -139,6 +139,11 @@ class RunDirectory:
             raise RunError(f"{self.path} is not a run directory: it has no recipe.json")
         return _read_json(self.recipe_file, self.recipe_file.read_bytes())
 
+    def read_environment(self) -> dict[str, Any]:
+        """Return versions, machine and command of the run; empty if it has none."""
+        file = self.environment_file
+        return _read_json(file, file.read_bytes()) if file.is_file() else {}
+
     def write_history(self, history: Sequence[Record]) -> None:
         """Write metrics.jsonl, one JSON object per epoch."""
         lines = "".join(json.dumps(_without_nan(record)) + "\n" for record in history)

@@ -22,7 +22,6 @@ from smoe.reports.read_fit import (
     FitData,
     environment_facts,
     read_and_compare,
-    read_environment,
     read_fit,
     repeating_command,
 )
@@ -75,7 +74,7 @@ def read_run(
     directory = RunDirectory(path)
     name, recipe = read_recipe(directory)
     history = directory.read_history()
-    environment = read_environment(directory)
+    environment = directory.read_environment()
     places = set(data_places(recipe))
     moved = {place: value for place, value in (options.data or {}).items() if place in places}
     splits = () if options.split is None else (options.split,)
