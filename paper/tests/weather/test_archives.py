@@ -20,7 +20,6 @@ from weather_files import (
     weather_field,
     weatherbench2_dataset,
     write_cmip,
-    write_constants,
     write_netcdf,
     write_weatherbench,
     write_weatherbench2,
@@ -141,18 +140,6 @@ def test_units_left_behind_by_a_regridding_program_are_judged_by_the_values(tmp_
         assert any("by the size of its values" in notice for notice in source.notices)
 
 
-def test_constants_are_those_of_weatherbench_beside_it(tmp_path):
-    write_cmip(tmp_path / "CMIP" / "MPI-ESM", variables=("t",))
-    with open_source(tmp_path / "CMIP" / "MPI-ESM") as source:
-        assert source.constant_names == ("lat2d", "lon2d")
-        with pytest.raises(DataError, match=r"has no constants/constants_5.625deg.nc, needed for lsm"):
-            source.read_constant("lsm")
-    write_constants(tmp_path / "5.625deg")
-    with open_source(tmp_path / "CMIP" / "MPI-ESM") as source:
-        np.testing.assert_array_equal(source.read_constant("lsm"), constant_field("lsm", GRID))
-        assert any("constants are WeatherBench's" in notice for notice in source.notices)
-
-
 @pytest.mark.parametrize("calendar", ["noleap", "360_day"])
 def test_calendar_without_real_dates_is_refused(tmp_path, calendar):
     folder = write_cmip(tmp_path, variables=("t",), periods=(("1850-01-01T06", 3),))
@@ -216,18 +203,6 @@ def test_put_right_with_a_notice(tmp_path, change):
         assert [said.split(" (first seen in")[0] for said in source.notices if notice and said.startswith(notice)] or (
             notice is None and not source.notices
         )
-
-
-def test_everything_at_once(tmp_path):
-    array = data_array("t", TIMES, GRID)
-    for apply, _ in CHANGES.values():
-        if "lat" not in array.dims:
-            array = array.rename(latitude="lat", longitude="lon")
-        array = apply(array)
-    write_one(tmp_path, array)
-    with open_source(tmp_path) as source:
-        np.testing.assert_array_equal(source.read("t_600", 1979), weather_field("t_600", TIMES, GRID))
-        assert len(source.notices) == 4
 
 
 def _with_poles(array):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -138,27 +136,16 @@ def test_workers_read_what_one_process_reads(store: WeatherStore, context: str, 
         assert torch.equal(input, other_input) and torch.equal(target, other_target)
 
 
-def test_samples_are_sent_as_a_path(store: WeatherStore) -> None:
-    samples = WeatherSamples(store, (2000, 2001))
-    samples[0]
-    # Only the starts, 8 bytes each, and the metadata: not the fields.
-    assert len(pickle.dumps(samples)) < 16 * len(store.times) + 50_000 < store.num_bytes
-    assert torch.equal(pickle.loads(pickle.dumps(samples))[3][0], samples[3][0])
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"lead_hours": 71}, "lead_hours 71 is not a multiple of the 3 hours between steps"),
         ({"lead_hours": (12, 6)}, "from the smallest to the largest, got (12, 6)"),
-        ({"lead_hours": 0}, "lead_hours must be positive, got 0"),
         ({"lead_hours": 72, "fixed_lead": 72}, "fixed_lead is for a range of leads"),
         ({"context_hours": (12, 5, 0)}, "context_hours 5 is not a multiple of the 3 hours"),
         ({"context_hours": (0, 6, 12)}, "the longest first, such as 12 6 0; got (0, 6, 12)"),
         ({"start_every_hours": 5}, "start_every_hours 5 is not a multiple of the 3 hours"),
-        ({"skip_hours": -1}, "skip_hours must not be negative, got -1"),
         ({"targets": ("z_50",)}, "has no channel 'z_50'; did you mean 'z_500'?"),
-        ({"targets": ()}, "targets must name at least one channel"),
         ({"inputs": ("q_925",)}, "has no channel 'q_925'; it has z_500, t_850, t2m, tisr, tp"),
         ({"constants": ("lms",)}, "has no constant 'lms'; did you mean 'lsm'?"),
         ({"years": (1979, 2015), "lead_hours": 24 * 400}, "the years 1979 to 2015 hold no sample"),
