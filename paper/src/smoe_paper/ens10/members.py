@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,26 +31,6 @@ class MemberFile:
     date: np.datetime64
     has_all_years: bool
 
-    def check_start(self, start: np.datetime64) -> None:
-        """Refuses a start date that contradicts the file's name."""
-        fits = str(start)[5:] == str(self.date)[5:] if self.has_all_years else start == self.date
-        if not fits:
-            raise DataError(
-                f"{self.path} holds a forecast that started on {start}, but its name says {self.date}; it was renamed "
-                "or its dates are wrong"
-            )
-
-
-class OpenMembers(ABC):
-    """An open file with members."""
-
-    grid: Grid
-    starts: np.ndarray
-
-    @abstractmethod
-    def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
-        """Returns all members of a variable in the order of their numbers, float32, `(10, H, W)`, not checked."""
-
 
 def find_member_files(root: Path, task: EnsembleTask) -> list[MemberFile]:
     """Returns the files of a data set with the members of a task's fields, by date."""
@@ -76,12 +55,14 @@ def find_member_files(root: Path, task: EnsembleTask) -> list[MemberFile]:
 
 def open_members(file: MemberFile, task: EnsembleTask) -> OpenMembers:
     """Opens a file and checks that each of its forecasts has ten members of every variable of the task."""
-    if file.path.suffix == ".nc":
-        opened: OpenMembers = NetcdfMembers(file, task)
-    else:
-        opened = GribMembers(file, task)
+    opened = NetcdfMembers(file, task) if file.path.suffix == ".nc" else GribMembers(file, task)
     for start in opened.starts:
-        file.check_start(start)
+        fits = str(start)[5:] == str(file.date)[5:] if file.has_all_years else start == file.date
+        if not fits:
+            raise DataError(
+                f"{file.path} holds a forecast that started on {start}, but its name says {file.date}; it was renamed "
+                "or its dates are wrong"
+            )
     return opened
 
 
@@ -107,13 +88,9 @@ def mean_and_spread(members: np.ndarray, num_members: int) -> tuple[np.ndarray, 
 
     The release divides by M, not by M - 1 (cdo's `daystd`, torch's `unbiased=False`).
     """
-    first = members[:num_members]
-    # Means of geopotential in float32 would lose the digits in which members differ.
-    mean = first.mean(axis=0, dtype=np.float64)
-    squares = np.zeros_like(mean)
-    for member in first:
-        squares += np.square(member - mean)
-    return mean.astype(np.float32), np.sqrt(squares / len(first)).astype(np.float32)
+    # In float32, means of geopotential would lose the digits in which members differ.
+    first = members[:num_members].astype(np.float64)
+    return first.mean(axis=0).astype(np.float32), first.std(axis=0).astype(np.float32)
 
 
 _STEP_HOURS = 24 * LEAD_DAYS
@@ -132,7 +109,7 @@ _GRID_KEYS = (
 )
 
 
-class GribMembers(OpenMembers):
+class GribMembers:
     """Reads a file of one date, or a file as downloaded, which holds twenty years, three leads and eleven levels."""
 
     def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
@@ -210,7 +187,7 @@ def _import_messages() -> Any:
     return messages
 
 
-class NetcdfMembers(OpenMembers):
+class NetcdfMembers:
     """Reads the members of one date. The file is small and is read whole."""
 
     def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
@@ -242,3 +219,6 @@ def _read_start(start: np.ndarray, valid: np.ndarray, where: str) -> np.ndarray:
             f"{where} holds forecasts from {starts[0]} for {valids[0]}, expected one start and a lead of 48 h"
         )
     return starts.astype("datetime64[D]")
+
+
+OpenMembers = GribMembers | NetcdfMembers

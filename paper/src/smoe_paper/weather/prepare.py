@@ -232,7 +232,12 @@ def make_plan(
         _check_same_options(existing, source, wanted, step_hours)
         if statistics_from is not None:
             _check_same_statistics(existing, statistics_from)
-        years = _later_years(existing, years)
+        years, last = [year for year in years if year not in existing.years()], existing.years()[-1]
+        if years and years[0] < last:
+            raise DataError(
+                f"{existing.path} ends with {last}, and only later years can be added, not {years[0]}: prepare all "
+                "years into a new store"
+            )
     statistics_years, in_statistics = wanted.statistics_years, []
     reused = existing or statistics_from
     if reused is not None:
@@ -275,17 +280,6 @@ def _year_range(option: str, years: tuple[int, int]) -> list[int]:
     if years[0] > years[1]:
         raise DataError(f"{option} goes from the first to the last year, got {years[0]} {years[1]}")
     return list(range(years[0], years[1] + 1))
-
-
-def _later_years(existing: WeatherStore, years: list[int]) -> list[int]:
-    new = [year for year in years if year not in existing.years()]
-    last = existing.years()[-1]
-    if new and new[0] < last:
-        raise DataError(
-            f"{existing.path} ends with {last}, and only later years can be added, not {new[0]}: prepare all years "
-            "into a new store"
-        )
-    return new
 
 
 def _check_names(source: WeatherSource, channels: tuple[str, ...], constants: tuple[str, ...]) -> None:
