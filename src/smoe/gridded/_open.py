@@ -33,7 +33,7 @@ OpenOptions = Mapping[str, Any]
 """Arguments of `xarray.open_dataset`, such as `engine`, `group`, `decode_times`, and cfgrib's `filter_by_keys`."""
 
 _GRIB_ENDINGS = (".grib", ".grib2", ".grb", ".grb2")
-_GRIB_OPTIONS = ("filter_by_keys", "read_keys", "time_dims", "squeeze", "encode_cf", "indexpath")
+_GRIB_OPTIONS = ("filter_by_keys", "read_keys", "time_dims", "squeeze", "encode_cf", "indexpath", "errors")
 _NETCDF_ENDINGS = (".nc", ".nc4", ".cdf")
 
 
@@ -60,49 +60,43 @@ def open_fields(
     Raises:
         DataError: If a file is missing, damaged or of an unknown kind, or the parts do not fit together.
     """
-    dataset = _open_data(data, where, location, variables, open_options)
+    xr = import_xarray()
+    if isinstance(data, xr.Dataset):
+        dataset = with_axes(_without_mesh(data, where, location))
+    elif isinstance(data, xr.DataArray):
+        if data.name is None:
+            raise DataError(f"{where} is a DataArray without a name: give it one by .rename('t2m')")
+        dataset = with_axes(data.to_dataset())
+    elif isinstance(data, (str, Path)):
+        dataset = _open_paths(str(data), where, location, variables, open_options or {})
+    elif isinstance(data, Sequence):
+        if not data:
+            raise DataError(f"{where} names no data")
+        parts: dict[str, xr.Dataset] = {}
+        for number, part in enumerate(data, 1):
+            name = str(part) if isinstance(part, (str, Path)) else f"part {number} of {where}"
+            if name in parts:
+                raise DataError(f"{where} names {name} twice")
+            parts[name] = open_fields(part, where, location, variables, open_options)
+        dataset = _join(parts, where, variables)
+    else:
+        raise DataError(f"{where} must be an xarray object or a path, got {type(data).__name__}")
     return _at_valid_times(dataset, where, variables) if where == "targets" and has_leads(dataset) else dataset
 
 
-def _open_data(
-    data: Data,
-    where: str,
-    location: Location | None,
-    variables: Sequence[str] | None,
-    open_options: OpenOptions | None,
+def _open_paths(
+    text: str, where: str, location: Location | None, variables: Sequence[str] | None, options: OpenOptions
 ) -> xr.Dataset:
-    xr = import_xarray()
-    if isinstance(data, xr.Dataset):
-        return with_axes(_without_mesh(data, where, location))
-    if isinstance(data, xr.DataArray):
-        if data.name is None:
-            raise DataError(f"{where} is a DataArray without a name: give it one by .rename('t2m')")
-        return with_axes(data.to_dataset())
-    if isinstance(data, (str, Path)):
-        paths = [Path(data)]
-        if not paths[0].exists() and glob.has_magic(str(data)):
-            paths = [Path(found) for found in sorted(glob.glob(str(data)))]
-            if not paths:
-                raise DataError(f"no file matches {str(data)!r}, which {where} names")
-        files = {}
-        for path in paths:
-            cubes = [
-                with_axes(_without_mesh(each, str(path), location)) for each in _open_one(path, open_options or {})
-            ]
-            files[str(path)] = cubes[0] if len(cubes) == 1 else _merge_cubes(cubes, path, variables)
-        return _join(files, repr(str(data)), variables)
-    if isinstance(data, Sequence):
-        if not data:
-            raise DataError(f"{where} names no data")
-        names = [
-            str(part) if isinstance(part, (str, Path)) else f"part {n} of {where}" for n, part in enumerate(data, 1)
-        ]
-        for name in names:
-            if names.count(name) > 1:
-                raise DataError(f"{where} names {name} twice")
-        parts = [open_fields(part, where, location, variables, open_options) for part in data]
-        return _join(dict(zip(names, parts, strict=True)), where, variables)
-    raise DataError(f"{where} must be an xarray object or a path, got {type(data).__name__}")
+    paths = [Path(text)]
+    if not paths[0].exists() and glob.has_magic(text):
+        paths = [Path(found) for found in sorted(glob.glob(text))]
+        if not paths:
+            raise DataError(f"no file matches {text!r}, which {where} names")
+    files = {}
+    for path in paths:
+        cubes = [with_axes(_without_mesh(cube, str(path), location)) for cube in _open_one(path, options)]
+        files[str(path)] = cubes[0] if len(cubes) == 1 else _merge_cubes(cubes, path, variables)
+    return _join(files, repr(text), variables)
 
 
 def _at_valid_times(dataset: xr.Dataset, where: str, variables: Sequence[str] | None) -> xr.Dataset:
@@ -218,15 +212,15 @@ def _open_grib(path: Path, options: dict[str, Any]) -> list[xr.Dataset]:
     check_grib_file(path)
     chunks = options.pop("chunks")
     # No index beside the file: it would be written there, and one that is there is a pickle, which can hold code.
-    given = {"indexpath": "", "errors": "raise", **options, "engine": "cfgrib"}
+    given = {"errors": "raise", **options, "engine": "cfgrib", "indexpath": ""}
     try:
         cubes = [import_xarray().open_dataset(path, **given)]
     except cfgrib.DatasetBuildError:
-        own = {name: given.pop(name) for name in (*_GRIB_OPTIONS, "errors") if name in given}
+        own = {name: given.pop(name) for name in _GRIB_OPTIONS if name in given}
         with warnings.catch_warnings():
             # Of the way in which cfgrib itself merges data sets.
             warnings.simplefilter("ignore", FutureWarning)
-            cubes = cfgrib.open_datasets(str(path), backend_kwargs=own, **{**given, "decode_timedelta": False})
+            cubes = cfgrib.open_datasets(str(path), backend_kwargs=own, **given)
     return cubes if chunks is None else [cube.chunk(chunks) for cube in cubes]
 
 
