@@ -146,7 +146,7 @@ def test_the_readme_is_short():
 def test_every_folder_of_results_is_listed_in_the_site():
     folders = {str(Path(name).parent) for name in _listed("paper/results/*.md")}
     listed = set(re.findall(r"^\.\./(paper/results/\S+)/\*$", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE))
-    assert folders == listed
+    assert folders - {"paper/results"} == listed
 
 
 def test_targets_of_make_exist():

@@ -79,26 +79,15 @@ def _registry() -> Any:
 
     @registry.primitive_rule
     def of_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if info.type is not Rule:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="RULE",
-            instance_from_str=lambda args: read(args[0], resolve_rule),
-            is_instance=lambda instance: isinstance(instance, Rule),
-            str_from_instance=lambda instance: [str(instance)],
-        )
-
-    @registry.primitive_rule
-    def of_damping(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
         # A recipe without a damping of its own has None there, which is written as `none`.
-        if info.type not in (Damping, Damping | None):
+        if info.type not in (Rule, Damping, Damping | None):
             return None
+        kind, resolve = (Rule, resolve_rule) if info.type is Rule else (Damping | None, resolve_damping)
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
-            metavar="DAMPING",
-            instance_from_str=lambda args: read(args[0], resolve_damping),
-            is_instance=lambda instance: instance is None or isinstance(instance, Damping),
+            metavar="RULE" if info.type is Rule else "DAMPING",
+            instance_from_str=lambda args: read(args[0], resolve),
+            is_instance=lambda instance: isinstance(instance, kind),
             str_from_instance=lambda instance: ["none" if instance is None else str(instance)],
         )
 
