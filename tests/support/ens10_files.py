@@ -12,7 +12,6 @@ import xarray as xr
 from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.ens10.fields import LEAD, check_order
 from smoe_paper.ens10.members import check_numbers, mean_and_spread
-from smoe_paper.ens10.store import OFFSET
 from smoe_paper.ens10.variables import (
     NUM_MEMBERS,
     PRESSURE_LEVEL_VARIABLES,
@@ -51,10 +50,8 @@ def write_members(root: Path, level_type: LevelType, start: np.datetime64, grid:
     return _write(dataset, path)
 
 
-def write_statistics(
-    root: Path, level_type: LevelType, starts: np.ndarray, grid: Grid, members: Members, *, normalised: bool = False
-) -> list[Path]:
-    """Writes `ENS10_<pl or sfc>_mean.nc` and `_std.nc`, and `_normalized.nc` as in the release."""
+def write_statistics(root: Path, level_type: LevelType, starts: np.ndarray, grid: Grid, members: Members) -> list[Path]:
+    """Writes `ENS10_<pl or sfc>_mean.nc` and `_std.nc`."""
     check_order(starts, "starts")
     shape = (len(starts), len(LEVELS if level_type == "pl" else (None,)), *grid.shape)
     arrays: dict[str, dict[str, np.ndarray]] = {"mean": {}, "std": {}}
@@ -69,9 +66,6 @@ def write_statistics(
     for statistic, fields in arrays.items():
         stem = root / f"ENS10_{level_type}_{statistic}"
         paths.append(_write(_dated(level_type, starts, grid, fields), stem.with_suffix(".nc")))
-        if normalised:
-            scaled = {n: (x - x.mean(axis=0)) / (x.std(axis=0) + np.float32(OFFSET)) for n, x in fields.items()}
-            paths.append(_write(_dated(level_type, starts, grid, scaled), Path(f"{stem}_normalized.nc")))
     return paths
 
 
@@ -152,12 +146,10 @@ def member_fields(name: str, level: int | None, start: np.datetime64, grid: Grid
     return fields.astype(np.float32)
 
 
-def write_ens10(
-    root: Path, task_name: str = "z500", *, starts: np.ndarray = STARTS, members: bool = True, normalised: bool = False
-) -> Path:
+def write_ens10(root: Path, task_name: str = "z500", *, starts: np.ndarray = STARTS, members: bool = True) -> Path:
     """Preprocessed files of a task, with truth and, if wanted, `ensemble/*.nc`."""
     task = next(task for task in TASKS.values() if task.name == task_name)
-    write_statistics(root, task.level_type, starts, GRID, member_fields, normalised=normalised)
+    write_statistics(root, task.level_type, starts, GRID, member_fields)
     truth = np.stack([truth_field(task.target, task.level, start) for start in starts])
     write_truth(root, task_name, starts, GRID, truth)
     if members:

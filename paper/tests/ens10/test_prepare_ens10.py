@@ -36,7 +36,7 @@ def make_store(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_ens10(tmp_path_factory.mktemp("ens10"), "z500", normalised=True)
+    return write_ens10(tmp_path_factory.mktemp("ens10"), "z500")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,6 @@ def test_the_released_normalisation_is_of_all_dates_and_said(root: Path, tmp_pat
     listener = Silent()
     store = make_store(root, tmp_path, "z500", 10, listener, normalisation="released")
     assert any("test years included" in text for text in listener.lines)
-    assert any("agree with ENS10_*_normalized.nc" in text for text in store.notices)
     fields = channel_fields("z500", 10)
     np.testing.assert_allclose(inputs_of(store), (fields - fields.mean(axis=0)) / (fields.std(axis=0) + 0.1), atol=2e-3)
 
@@ -189,7 +188,6 @@ def test_samples(store: EnsembleStore) -> None:
     samples = EnsembleSamples(store, TRAIN)
     # The forecast of 31 December 1999 is for 2000.
     assert len(samples) == 11 and str(samples.date(5)) == "1998-12-31" and str(samples.date(10)) == "1999-01-15"
-    assert all(str(samples.valid_date(index))[:4] in ("1998", "1999") for index in range(len(samples)))
     input, target = samples[3]
     np.testing.assert_array_equal(input, store.inputs[3])
     assert store.efi is not None

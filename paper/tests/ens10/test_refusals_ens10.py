@@ -126,13 +126,6 @@ def test_options_that_do_not_fit(root: Path) -> None:
         prepare_all(root, members=9)
 
 
-def test_normalised_files_of_other_forecasts(tmp_path: Path) -> None:
-    root = write_ens10(tmp_path / "root", "z500", starts=SOME, members=False, normalised=True)
-    rewrite(root / "ENS10_pl_std_normalized.nc", with_value("V", 0.5, time=0, plev=0, lat=1, lon=3))
-    with pytest.raises(DataError, match=r"_std_normalized.nc: V differs from \(x - mean\) / \(std \+ 0.1\) of V_std"):
-        prepare_all(root, normalisation="released")
-
-
 def test_members_that_are_wrong(root: Path, tmp_path: Path) -> None:
     start = SOME[0]
     path = write_members(root, "pl", start, GRID, member_fields)

@@ -23,7 +23,7 @@ from smoe_paper.atmosphere.store import (
 )
 from smoe_paper.ens10.efi import climate_windows, compute_part, parts_of
 from smoe_paper.ens10.fields import LEAD, DatedFields
-from smoe_paper.ens10.sources import EnsembleSource, check_released, open_efi, open_truth
+from smoe_paper.ens10.sources import EnsembleSource, open_efi, open_truth
 from smoe_paper.ens10.store import (
     EFI,
     FORMAT,
@@ -157,9 +157,7 @@ def prepare(
         _write_forecasts(source, truth, plan, output, reporter)
         valid = np.array(plan.starts, "datetime64[D]") + LEAD
         check_skill(Rows([output / STATISTICS], 2 * source.task.target_index), Rows([output / TRUTH]), valid)
-        maps = _write_normalisation(plan, valid, output, reporter)
-        if plan.normalisation == "released":
-            notices += check_released(root, plan, Rows([output / STATISTICS]), maps)
+        _write_normalisation(plan, valid, output, reporter)
         if plan.efi == "file":
             assert efi_file is not None
             known = {
@@ -223,7 +221,7 @@ def _write_forecasts(
             reporter.advance(f"reading {block.name}")
 
 
-def _write_normalisation(plan: Plan, valid: np.ndarray, output: Path, reporter: ProgressBar) -> np.ndarray:
+def _write_normalisation(plan: Plan, valid: np.ndarray, output: Path, reporter: ProgressBar) -> None:
     years = years_of(valid)
     first, last = plan.train_years
     is_used = (years >= first) & (years <= last) if plan.normalisation == "training" else np.ones(len(years), bool)
@@ -234,7 +232,6 @@ def _write_normalisation(plan: Plan, valid: np.ndarray, output: Path, reporter: 
         maps[:, channel] = point_statistics(fields.__getitem__, np.flatnonzero(is_used))
         reporter.advance(f"normalisation {channel}")
     _open_array(output, plan, NORMALISATION, anew=True)[:] = maps
-    return maps
 
 
 def _compute_efi(plan: Plan, output: Path, reporter: ProgressBar) -> dict[int, np.ndarray]:

@@ -49,9 +49,6 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
         """Returns the start of a sample's forecast, datetime64[D]."""
         return self.store.dates[int(self._checked([index])[0])]
 
-    def valid_date(self, index: int) -> np.datetime64:
-        return self.store.valid_dates[int(self._checked([index])[0])]
-
     def __len__(self) -> int:
         return len(self._rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,6 @@ from smoe.errors import DataError
 from smoe.gridded import open_netcdf
 from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.atmosphere.files import OpenFiles
-from smoe_paper.atmosphere.store import Rows
 from smoe_paper.atmosphere.variables import Variable
 from smoe_paper.ens10.fields import LEAD, DatedFields, check_calendar, check_order, check_same_dates
 from smoe_paper.ens10.members import (
@@ -24,7 +23,6 @@ from smoe_paper.ens10.members import (
     mean_and_spread,
     open_members,
 )
-from smoe_paper.ens10.store import Plan, normalise
 from smoe_paper.ens10.variables import NUM_MEMBERS, TASKS, EnsembleTask, TaskName
 
 
@@ -147,9 +145,9 @@ def _starts_of(file: MemberFile, first_starts: np.ndarray) -> np.ndarray:
 _DATES_PER_BLOCK = 4
 
 
-def statistics_file(root: Path, task: EnsembleTask, statistic: str, suffix: str = "") -> Path:
-    """Returns the preprocessed file with `mean` or `std` of a task; the release adds the suffix `_normalized`."""
-    return root / f"ENS10_{task.level_type}_{statistic}{suffix}.nc"
+def statistics_file(root: Path, task: EnsembleTask, statistic: str) -> Path:
+    """Returns the preprocessed file with `mean` or `std` of a task."""
+    return root / f"ENS10_{task.level_type}_{statistic}.nc"
 
 
 class PreprocessedSource(EnsembleSource):
@@ -220,53 +218,6 @@ class PreprocessedSource(EnsembleSource):
 
     def close(self) -> None:
         self._files.close()
-
-
-_TOLERANCE = 2e-3
-
-
-def open_normalised(root: Path, plan: Plan) -> dict[str, DatedFields]:
-    """Opens the normalised files of the release by channel, such as `Z_mean`; the result is empty without files."""
-    task = TASKS[plan.task]
-    grid = Grid(plan.latitude, plan.longitude)
-    files = OpenFiles(open_netcdf)
-    channels = {}
-    for variable in task.variables:
-        physics = replace(
-            variable.physics, short_name=f"normalised {variable.name}", plausible=(-1e4, 1e4), varies=False
-        )
-        for statistic in ("mean", "std"):
-            path = statistics_file(root, task, statistic, "_normalized")
-            if not path.is_file():
-                return {}
-            channels[f"{variable.name}_{statistic}"] = DatedFields(
-                files, path, (variable.name,), task.level, physics, grid, is_sea_only=variable.is_sea_only
-            )
-    return channels
-
-
-def check_released(root: Path, plan: Plan, statistics: Rows, maps: np.ndarray) -> list[str]:
-    """Compares three dates with the release's normalised files, if these exist.
-
-    Returns:
-        Messages about the comparison.
-    """
-    channels = open_normalised(root, plan) if plan.num_members == NUM_MEMBERS else {}
-    if not channels:
-        return []
-    rows = np.unique(np.linspace(0, len(plan.starts) - 1, 3).astype(int))
-    dates = np.array(plan.starts, "datetime64[D]")[rows] + LEAD
-    worst = 0.0
-    for channel, (name, fields) in enumerate(channels.items()):
-        ours = normalise(np.stack([statistics[row][channel] for row in rows]), maps[0, channel], maps[1, channel])
-        distance = float(np.abs(ours - np.nan_to_num(fields.read(dates), nan=0.0)).max())
-        worst = max(worst, distance)
-        if distance > _TOLERANCE:
-            raise DataError(
-                f"{fields.where} differs from (x - mean) / (std + 0.1) of {name} over all dates by up to {distance:g}: "
-                "it was made from other forecasts; leave it away, or make it again"
-            )
-    return [f"normalised values agree with ENS10_*_normalized.nc to {worst:.1g}"]
 
 
 _EFI = Variable("efi", "efi", "1", (-1.2, 1.2), varies=False, unit_names=("", "dimensionless"))

@@ -173,14 +173,6 @@ class WeatherStore:
         (index,) = self.channel_indices([channel])
         return undo_transform(channel, values * float(self.std[index]) + float(self.mean[index]))
 
-    def to_normalised(self, channel: str, values: Values) -> Values:
-        """Inverts `to_physical`."""
-        (index,) = self.channel_indices([channel])
-        mean, std = float(self.mean[index]), float(self.std[index])
-        if isinstance(values, (np.ndarray, np.generic)):
-            return ((transform(channel, values) - mean) / std).astype(values.dtype)
-        return values.new_tensor((transform(channel, values.detach().cpu().numpy()) - mean) / std)
-
     def years(self) -> tuple[int, ...]:
         """Returns the years of the store, complete or not."""
         return self.metadata.years
