@@ -10,7 +10,7 @@ from smoe import SpatialMoE2d, nn
 from smoe.nn import RoutedLayer
 from smoe.rules import Damping, RoutingClassification
 from smoe_paper.experiments.recipe import Adam
-from smoe_paper.experiments.task import Learning, adam_groups, count_parameters
+from smoe_paper.experiments.task import Learning, build_optimizer, count_parameters
 from smoe_paper.weather.model import Setting, build_dry_task, build_model
 from smoe_paper.weather.recipes import (
     WEATHER_RECIPES,
@@ -77,8 +77,8 @@ def test_the_prior_parts_land_and_sea() -> None:
 
 def test_a_random_gate_does_not_learn() -> None:
     model = build_small(SpatialMoEResNetModel(filters=4, num_blocks=1, gate="random"))
-    groups = adam_groups(model, Adam(l2=1e-5))
-    assert [group["name"] for group in groups] == ["kernels", "others"]
+    groups = build_optimizer(model, Adam(l2=1e-5)).param_groups
+    assert [group["name"] for group in groups] == ["others", "kernels"]
     model(torch.randn(2, 6, 4, 6)).square().mean().backward()
     assert moe_layers(model)[0].gate.scores.grad is None  # type: ignore[union-attr]
 
@@ -103,12 +103,12 @@ def test_precipitation_is_positive_also_behind_an_added_layer() -> None:
 def test_the_decay_is_kerass_penalty() -> None:
     torch.manual_seed(0)
     model = build_small(SpatialMoEResNetModel(filters=4, num_blocks=1))
-    groups = {group["name"]: group for group in adam_groups(model, Adam(l2=1e-2, gate_lr=0.5))}
+    groups = {group["name"]: group for group in build_optimizer(model, Adam(l2=1e-2, gate_lr=0.5)).param_groups}
     kernels = {id(module.weight) for module in model.modules() if isinstance(module, (nn.GridConv2d, SpatialMoE2d))}
     assert {id(parameter) for parameter in groups["kernels"]["params"]} == kernels
     assert len(kernels) == 4
     assert groups["gates"]["lr"] == 0.5
-    assert "lr" not in groups["others"]
+    assert groups["others"]["lr"] == Adam().lr
     assert len(groups["gates"]["params"]) == 1
     # SGD's decay is Adam's: what it adds to a gradient must be that of l2 * sum(w^2).
     weight = groups["kernels"]["params"][0]
