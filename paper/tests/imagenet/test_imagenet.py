@@ -182,7 +182,7 @@ def test_added_layers(position: Any, layer: str, shape: tuple[int, ...]) -> None
     assert isinstance(added.gate, smoe.TensorGate)
     assert added.gate.scores.shape == shape
     assert [name for name, module in model.named_modules() if isinstance(module, smoe.SpatialMoE2d)] == [layer]
-    std = (2.0 / (added.num_selected * 9)) ** 0.5
+    std = (2.0 / (added.gate.num_selected * 9)) ** 0.5
     assert added.weight.std().item() == pytest.approx(std, rel=0.15)
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
 

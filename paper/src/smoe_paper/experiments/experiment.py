@@ -1,7 +1,7 @@
 """What an experiment provides, all experiments by name, and their recipes. Imports no torch.
 
 An experiment is a folder and one line in `EXPERIMENTS`. Its class states recipes and tables; what needs torch is found
-by name in its folder: `build_task` and `build_dry_task` in `model.py`, `draw_run` and `report_parts` in `pictures.py`.
+by name in its folder, in `model.py` or `pictures.py`: `build_task`, `build_dry_task`, `draw_run`, `report_parts`.
 """
 
 from __future__ import annotations
@@ -143,10 +143,14 @@ class Experiment:
     """Subcommands of `smoe data` by subcommand and name of the data, such as `("prepare", "weather")`."""
 
     def _find(self, module: str, function: str) -> Callable[..., Any] | None:
+        """A function of a module of the experiment's folder, or of its `model.py`."""
         package = type(self).__module__.rpartition(".")[0]
-        if importlib.util.find_spec(f"{package}.{module}") is None:
-            return None
-        return getattr(importlib.import_module(f"{package}.{module}"), function, None)
+        for name in dict.fromkeys((module, "model")):
+            if package and importlib.util.find_spec(f"{package}.{name}") is not None:
+                found = getattr(importlib.import_module(f"{package}.{name}"), function, None)
+                if found is not None:
+                    return found
+        return None
 
     def _call(self, module: str, function: str, *args: Any) -> Any:
         found = self._find(module, function)
