@@ -12,10 +12,12 @@ import xarray as xr
 import smoe
 from gridded_files import regional, times
 from smoe.cli.fit import read_open_options
+from smoe.cli.report import _recorded_data
 from smoe.command_line import UsageError
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
 from smoe.gridded._source import FieldSource
+from smoe.training.run_directory import RunDirectory
 
 
 def with_numbers(path: Path, numbers: np.ndarray, units: str, **attributes: str) -> Path:
@@ -193,3 +195,14 @@ def test_options_of_the_command_line() -> None:
     assert read_open_options(given) == expected
     with pytest.raises(UsageError, match="--open takes KEY=VALUE, such as group=forecast, got 'run'"):
         read_open_options(("run",))
+
+
+def test_the_command_of_a_run_chooses_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    regional().to_netcdf(tmp_path / "data.nc", group="run")
+    words = ["fit", str(tmp_path / "data.nc"), str(tmp_path / "data.nc"), "-o", str(tmp_path), "--open", "group=run"]
+    monkeypatch.setattr(RunDirectory, "read_environment", lambda self: {"command": words})
+    found = _recorded_data(tmp_path)
+    assert found is not None and found.open_options == {"group": "run"}
+    for other in ("engine=cfgrib", 'backend_kwargs={"indexpath": "data.idx"}'):
+        words[-1] = other
+        assert _recorded_data(tmp_path) is None

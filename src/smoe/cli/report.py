@@ -25,10 +25,12 @@ class FitPlaces:
     Attributes:
         inputs: Inputs: files, in the order of the fit.
         targets: Targets.
+        open: Arguments of `xarray.open_dataset` for the files, as KEY=VALUE.
     """
 
     inputs: tuple[str, ...] = ()
     targets: str | None = None
+    open: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def write_report(options: Report, read: Callable[[Path, str], RunReport]) -> int
 
 def fit_data(options: Report) -> Mapping[Path, FitData]:
     """Data of fitted models: those that were given, or those of the recorded command, if a run may name them."""
+    from smoe.cli.fit import read_open_options
     from smoe.regression._model_files import is_model_folder
     from smoe.reports.read_fit import FitData
 
@@ -107,7 +110,7 @@ def fit_data(options: Report) -> Mapping[Path, FitData]:
         if options.without_data or not is_model_folder(path):
             continue
         if data.targets is not None:
-            found[path] = FitData(data.inputs, data.targets)
+            found[path] = FitData(data.inputs, data.targets, read_open_options(data.open))
             continue
         recorded = _recorded_data(path)
         if recorded is not None:
@@ -118,7 +121,7 @@ def fit_data(options: Report) -> Mapping[Path, FitData]:
 
 
 def _recorded_data(path: Path) -> FitData | None:
-    from smoe.cli.fit import Fit
+    from smoe.cli.fit import Fit, read_open_options
     from smoe.reports.read_fit import FitData
     from smoe.training.run_directory import RunDirectory
 
@@ -127,14 +130,18 @@ def _recorded_data(path: Path) -> FitData | None:
         return None
     try:
         fit = parse(Fit, [str(word) for word in command[1:]], prog="smoe fit")
+        options = read_open_options(fit.open)
     except UsageError:
+        return None
+    # A run of others chooses no reader, and none of its arguments.
+    if not options.keys() <= {"group", "decode_times", "filter_by_keys"}:
         return None
     inputs = (fit.inputs, *fit.static)
     for name in (*inputs, fit.targets):
         files = glob(name) if "*" in name else [name]
         if not files or not all(Path(file).exists() and RunDirectory(path).may_name(file) for file in files):
             return None
-    return FitData(inputs, fit.targets)
+    return FitData(inputs, fit.targets, options)
 
 
 def _notify(text: str) -> None:

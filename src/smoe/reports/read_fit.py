@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class FitData:
 
     inputs: tuple[str, ...]  # files of inputs
     targets: str  # files of targets
+    open_options: Mapping[str, Any] = field(default_factory=dict)  # arguments of xarray.open_dataset
 
 
 def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str], None]) -> RunReport:
@@ -165,7 +166,7 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap,
     squared: dict[str, np.ndarray] = {}
     counts = np.zeros((len(fitted.target_channels), *fitted.grid.shape))
     digest = hashlib.sha256()
-    scored = open_scored(fitted, list(data.inputs), data.targets, fitted.period_of(which))
+    scored = open_scored(fitted, list(data.inputs), data.targets, fitted.period_of(which), data.open_options)
     examples: list[Example] = []
     simple_names: set[str] = set()
     num_seen, shown = 0, set(np.linspace(0, len(scored.pairs) - 1, _NUM_EXAMPLES).round().astype(int).tolist())
