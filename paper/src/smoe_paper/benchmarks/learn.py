@@ -251,7 +251,9 @@ def _block_part(block: Block, found: Errors) -> list[str]:
     courses = list(dict.fromkeys(course for _, _, course, _ in found))
     columns = list(dict.fromkeys((task, size) for task, _, _, size in found))
     head = [task if len(block.sizes) == 1 else f"{task}, {size}" for task, size in columns]
-    parts = [f"## {block.title}", f"{max(map(len, found.values()))} seeds. {block.text}".rstrip()]
+    num_seeds = sorted({len(rows) for rows in found.values()})
+    seeds = " to ".join(str(each) for each in dict.fromkeys((num_seeds[0], num_seeds[-1])))
+    parts = [f"## {block.title}", f"{seeds} seeds. {block.text}".rstrip()]
 
     def matrix(name: str, cell: Callable[[str, str, int], str], *, time: str | None = None) -> None:
         lines = [[name, *(["time"] if time else []), *head]]
