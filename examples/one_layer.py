@@ -14,8 +14,7 @@ def truth(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([2 * x[..., : width // 2], above[..., width // 2 :]], dim=-1)
 
 
-# Probing compares experts at each pixel and needs no threshold. Spare candidates help the search.
-layer = smoe.SpatialMoE2d(1, 1, num_candidates=4, spatial_shape=(height, width), rule="probe")
+layer = smoe.SpatialMoE2d(1, 1, num_candidates=4, spatial_shape=(height, width))  # spare candidates help the search
 optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
 loss = torch.tensor(torch.inf)
 for step in range(1500):
