@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import smoe
 from routed_conv_cases import reference_routed_conv2d
 from smoe.ops import output_grid, routed_conv2d
-from smoe.options import PADDING_MODES
+from smoe.options import PADDING_MODES, Order
+from smoe_paper.baselines.gates import ConvGate
 
 
 def compare_with_definition(
@@ -25,8 +27,9 @@ def compare_with_definition(
     padding_mode: Any = "zeros",
     per_sample: bool = False,
     usable_experts: int | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """Forward and every gradient against the loops; returns the weight's gradient."""
+    """Forward and every gradient against the loops in float64; returns the weight's gradient."""
     torch.manual_seed(batch * 1000 + grid[0] * 100 + grid[1] * 10 + num_experts)
     values = torch.randn(batch, in_channels, *grid, dtype=torch.float64)
     weight = torch.randn(num_experts * expert_channels, in_channels, *kernel_size, dtype=torch.float64)
@@ -37,26 +40,17 @@ def compare_with_definition(
     indices = ranks.argsort(dim=1, descending=True)[:, :num_selected].int()
 
     results: list[tuple[torch.Tensor, ...]] = []
-    output_gradient: torch.Tensor | None = None
-    for function in (routed_conv2d, reference_routed_conv2d):
-        x, w = values.clone().requires_grad_(), weight.clone().requires_grad_()
+    error = torch.randn(batch, num_selected * expert_channels, rows, columns, dtype=torch.float64)
+    for function, kind in ((routed_conv2d, dtype), (reference_routed_conv2d, torch.float64)):
+        x, w = (part.to(kind, copy=True).requires_grad_() for part in (values, weight))
         output = function(x, w, indices, expert_channels=expert_channels, stride=stride, padding_mode=padding_mode)
-        if output_gradient is None:
-            output_gradient = torch.randn_like(output)
-        gradients = torch.autograd.grad(output, (x, w), output_gradient)
+        gradients = torch.autograd.grad(output, (x, w), error.to(kind))
         results.append((output.detach(), *gradients))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     for name, actual, expected in zip(("output", "input.grad", "weight.grad"), *results, strict=True):
-        torch.testing.assert_close(
-            actual, expected, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        scale = float(expected.abs().max().clamp_min(1e-30))
+        assert float((actual.double() - expected).abs().max()) <= tolerance * scale, name
     return results[0][2]
-
-
-@pytest.mark.parametrize("padding_mode", PADDING_MODES)
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("kernel_size", [(1, 1), (3, 3), (5, 5), (3, 5), (5, 1)])
-def test_kernels_strides_and_borders(kernel_size, stride, padding_mode):
-    compare_with_definition(2, 2, (5, 7), 3, 1, kernel_size=kernel_size, stride=stride, padding_mode=padding_mode)
 
 
 @pytest.mark.parametrize("padding_mode", PADDING_MODES)
@@ -66,33 +60,18 @@ def test_kernel_larger_than_the_grid(grid, padding_mode):
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
-@pytest.mark.parametrize(("num_experts", "num_selected"), [(1, 1), (4, 1), (4, 3), (4, 4)])
-@pytest.mark.parametrize("expert_channels", [1, 3])
-def test_experts_and_their_channels(expert_channels, num_experts, num_selected, per_sample):
-    compare_with_definition(
-        2, 2, (3, 5), num_experts, num_selected, expert_channels=expert_channels, per_sample=per_sample
-    )
-
-
-@pytest.mark.parametrize("per_sample", [False, True])
 def test_expert_nobody_chose_gets_no_gradient(per_sample):
     gradient = compare_with_definition(2, 1, (5, 4), 4, 2, expert_channels=2, usable_experts=3, per_sample=per_sample)
     assert gradient[:6].abs().min() > 0
     assert gradient[6:].abs().max() == 0
 
 
-def test_one_sample():
-    compare_with_definition(1, 3, (7, 3), 5, 2, expert_channels=2, stride=2, padding_mode="longitude")
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_any_shape_and_option(data):
-    num_experts = data.draw(st.integers(1, 5), "X")
+def draw_and_compare(data: st.DataObject) -> None:
+    num_experts = data.draw(st.integers(1, 9), "X")
     odd = st.sampled_from([1, 3, 5])
     compare_with_definition(
-        data.draw(st.integers(1, 2), "B"),
-        data.draw(st.integers(1, 2), "C"),
+        data.draw(st.integers(1, 9), "B"),
+        data.draw(st.integers(1, 9), "C"),
         (data.draw(st.integers(1, 5), "H"), data.draw(st.integers(1, 5), "W")),
         num_experts,
         data.draw(st.integers(1, num_experts), "E"),
@@ -101,7 +80,21 @@ def test_any_shape_and_option(data):
         stride=data.draw(st.integers(1, 3), "stride"),
         padding_mode=data.draw(st.sampled_from(PADDING_MODES), "padding_mode"),
         per_sample=data.draw(st.booleans(), "per_sample"),
+        dtype=data.draw(st.sampled_from([torch.float32, torch.float64]), "dtype"),
     )
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_and_option(data):
+    draw_and_compare(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(data=st.data())
+def test_any_shape_and_option_a_thousand_times(data):
+    draw_and_compare(data)
 
 
 def test_channels_of_a_pixel_follow_its_indices():
@@ -221,3 +214,108 @@ def test_a_stride_beyond_the_grid_has_one_output(stride):
     x, weight, indices = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 3, 3), torch.arange(2)[None, :, None]
     expected = torch.nn.functional.conv2d(x, weight, stride=stride, padding=1)
     torch.testing.assert_close(routed_conv2d(x, weight, indices, stride=stride), expected)
+
+
+def make(B: int = 3, C: int = 4, X: int = 6, E: int = 2, H: int = 5, W: int = 7):
+    indices = torch.rand(1, X, H * W).topk(E, dim=1).indices.int()
+    return torch.randn(B, C, H, W), torch.randn(X, C, 3, 3), indices
+
+
+def test_channels_last_and_slices_are_taken() -> None:
+    input, weight, indices = make()
+    expected = routed_conv2d(input, weight, indices)
+    assert torch.equal(routed_conv2d(input.to(memory_format=torch.channels_last), weight, indices), expected)
+    wide = torch.randn(3, 8, 5, 7)
+    wide[:, ::2] = input
+    assert torch.equal(routed_conv2d(wide[:, ::2], weight, indices), expected)
+
+
+def test_an_empty_batch_has_an_empty_output() -> None:
+    input, weight, indices = make(B=0)
+    input.requires_grad_()
+    weight.requires_grad_()
+    output = routed_conv2d(input, weight, indices)
+    assert output.shape == (0, 2, 5, 7)
+    output.sum().backward()
+    assert weight.grad is not None and not weight.grad.any()
+
+
+def test_bad_routings_are_refused_with_their_place() -> None:
+    input, weight, indices = make()
+    outside = indices.clone()
+    outside[0, 1, 2 * 7 + 3] = 6
+    with pytest.raises(ValueError, match=r"indices must be in \[0, 5\] .* got 6 at slot 1, row 2, column 3"):
+        routed_conv2d(input, weight, outside)
+    outside[0, 1, 2 * 7 + 3] = -1
+    with pytest.raises(ValueError, match=r"got -1 at slot 1, row 2, column 3"):
+        routed_conv2d(input, weight, outside)
+    repeated = indices.clone()
+    repeated[0, 1, 34] = repeated[0, 0, 34]
+    with pytest.raises(ValueError, match=r"comes again at slot 1, row 4, column 6"):
+        routed_conv2d(input, weight, repeated)
+    batched = indices.expand(3, -1, -1).clone()
+    batched[2, 1, 0] = batched[2, 0, 0]
+    with pytest.raises(ValueError, match=r"comes again at sample 2, slot 1, row 0, column 0"):
+        routed_conv2d(input, weight, batched)
+    for bad in (outside, repeated, batched):
+        with pytest.raises(ValueError, match=r"got -1 at slot 1, row 2|comes again at"):
+            routed_conv2d(input, weight, bad.long())
+    with pytest.raises(ValueError, match="indices must be int32 or int64"):
+        routed_conv2d(input, weight, indices.short())
+
+
+@pytest.mark.parametrize("expert_channels", [1, 3])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_routing_in_int64_is_the_same(batched: bool, expert_channels: int) -> None:
+    input, weight, _ = make()
+    indices = torch.rand(1, 6 // expert_channels, 35).topk(2, dim=1).indices
+    if batched:
+        indices = indices.expand(3, -1, -1)
+    results = []
+    for routing in (indices, indices.int()):
+        leaves = (input.clone().requires_grad_(), weight.clone().requires_grad_())
+        output = routed_conv2d(*leaves, routing, expert_channels=expert_channels, check_indices=False)
+        output.square().sum().backward()
+        results.append([output, *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*results, strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
+
+
+def test_compiles_in_one_graph_forward_and_backward() -> None:
+    input, weight, indices = make(C=8, E=4)
+    compiled = torch.compile(routed_conv2d, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (routed_conv2d, compiled):
+        x, w = input.clone().requires_grad_(), weight.clone().requires_grad_()
+        output = function(x, w, indices)
+        output.square().sum().backward()
+        results.append((output, x.grad, w.grad))
+    for ours, theirs in zip(*results, strict=True):
+        assert ours is not None and theirs is not None and torch.equal(ours, theirs)
+
+
+def test_exports_with_a_dynamic_batch() -> None:
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(5, 6)).eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(layer, (torch.randn(3, 2, 5, 6),), dynamic_shapes=({0: batch},))
+    assert "smoe.routed_conv2d" in str(program.graph)
+    for size in (1, 3, 17):
+        input = torch.randn(size, 2, 5, 6)
+        assert torch.equal(program.module()(input), layer(input))
+
+
+def test_a_nan_in_a_compiled_or_exported_layer_is_refused() -> None:
+    """The check is in the operator: a compiled layer neither reads outside memory nor gives a finite output."""
+    input = torch.randn(2, 2, 6, 6)
+    broken = input.clone()
+    broken[1, 0, 3, 3] = torch.nan
+    cases: list[tuple[Order, int]] = [("score", 1), ("score", 3), ("families", 2)]
+    for order, num_selected in cases:
+        gate = ConvGate(2, 6, num_selected, order=order)
+        layer = smoe.SpatialMoE2d.from_experts(2, 6, num_selected, gate=gate).eval()
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        exported = torch.export.export(layer, (input,)).module()
+        for function in (layer, compiled, exported):
+            torch.testing.assert_close(function(input), layer(input))
+            with pytest.raises(ValueError, match="gate scores are not finite, the first, nan, for expert"):
+                function(broken)

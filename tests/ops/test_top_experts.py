@@ -49,14 +49,6 @@ def test_equal_scores_give_the_first_experts(num_selected, dtype):
     assert torch.equal(indices[0].long(), torch.arange(num_selected)[:, None].expand(num_selected, 4096))
 
 
-@pytest.mark.parametrize("num_selected", [1, 3, 18])
-def test_each_sample_has_its_own_choice(num_selected):
-    scores = torch.randn(2, 18, 6)
-    indices = top_experts(scores, num_selected)
-    for sample in range(2):
-        assert torch.equal(indices[sample], loop_top_experts(scores[sample : sample + 1], num_selected)[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("num_experts", "num_families"), [(6, 6), (6, 1), (8, 3), (11, 4), (40, 7)])
 def test_families_take_the_best_of_their_own_experts(num_experts, num_families, dtype):

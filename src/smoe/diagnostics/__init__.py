@@ -1,7 +1,8 @@
 """Diagnostics of a routing, without pictures: what it is worth, expert use, regions, changes between epochs.
 
 A routing is an integer array or tensor `(E, ...)` of the experts chosen at each pixel; the pixels may be a line, a map,
-a volume or the nodes of a mesh.
+a volume or the nodes of a mesh. `num_experts` is X, the number of experts in the bank; `regions` are numbers from 0 in
+the shape of the grid; `pixel_weights`, such as areas, say how much each pixel counts and must broadcast to the grid.
 """
 
 from __future__ import annotations

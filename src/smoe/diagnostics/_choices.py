@@ -10,15 +10,7 @@ Choices = np.ndarray | Tensor
 
 
 def as_choices(routing: Choices, num_experts: int) -> np.ndarray:
-    """Returns a routing as an array, after checking it.
-
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        num_experts: Number of experts in the bank, X.
-
-    Raises:
-        ValueError: If the routing does not hold integers from 0 to X - 1 in at least two dimensions.
-    """
+    """Returns a routing as an array, after checking it."""
     array = as_array(routing)
     if array.ndim < 2 or array.size == 0 or array.dtype.kind not in "iu":
         raise ValueError(f"a routing must hold integers of shape (E, ...), got {array.dtype} of shape {array.shape}")
@@ -28,15 +20,7 @@ def as_choices(routing: Choices, num_experts: int) -> np.ndarray:
 
 
 def as_regions(regions: Choices, pixels: tuple[int, ...]) -> np.ndarray:
-    """Returns the region of each pixel as an array, after checking it.
-
-    Args:
-        regions: Number of the region of each pixel, from 0.
-        pixels: Shape of the grid.
-
-    Raises:
-        ValueError: If the regions are not integers from 0, or of another grid.
-    """
+    """Returns the region of each pixel as an array, after checking it."""
     array = as_array(regions)
     if array.dtype.kind not in "iu":
         raise ValueError(f"regions must be integers, got {array.dtype}")
@@ -48,15 +32,7 @@ def as_regions(regions: Choices, pixels: tuple[int, ...]) -> np.ndarray:
 
 
 def as_pixel_weights(pixel_weights: np.ndarray | Tensor | None, pixels: tuple[int, ...]) -> np.ndarray:
-    """Returns how much each pixel counts, of sum 1, float64, in the shape of the grid.
-
-    Args:
-        pixel_weights: Weights, such as areas, that broadcast to the grid; all pixels count alike if None.
-        pixels: Shape of the grid.
-
-    Raises:
-        ValueError: If the weights do not broadcast to the grid, are negative or add up to zero.
-    """
+    """Returns how much each pixel counts, of sum 1, float64, in the shape of the grid."""
     weights = np.ones(1) if pixel_weights is None else as_array(pixel_weights).astype(np.float64)
     try:
         weights = np.broadcast_to(weights, pixels)
@@ -76,12 +52,7 @@ def as_array(values: np.ndarray | Tensor) -> np.ndarray:
 
 
 def new_choices(routing: Choices, before: Choices) -> np.ndarray:
-    """Returns whether each chosen expert was not among the experts of its pixel before, bool, `(E, ...)`.
-
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        before: Experts chosen before, of the same shape.
-    """
+    """Returns whether each chosen expert was not among the experts of its pixel before, bool, `(E, ...)`."""
     now, then = as_array(routing), as_array(before)
     if now.shape != then.shape:
         raise ValueError(f"routings of different shapes cannot be compared: {now.shape} and {then.shape}")
@@ -90,12 +61,7 @@ def new_choices(routing: Choices, before: Choices) -> np.ndarray:
 
 
 def selections(routing: Choices, num_experts: int) -> np.ndarray:
-    """Returns whether each expert is among those chosen at a pixel, bool, `(X, ...)`.
-
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        num_experts: Number of experts in the bank, X.
-    """
+    """Returns whether each expert is among those chosen at a pixel, bool, `(X, ...)`."""
     choices = as_choices(routing, num_experts)
     is_selected = np.zeros((num_experts, *choices.shape[1:]), dtype=bool)
     np.put_along_axis(is_selected, choices.astype(np.int64), True, axis=0)
@@ -103,13 +69,7 @@ def selections(routing: Choices, num_experts: int) -> np.ndarray:
 
 
 def expert_use(routing: Choices, num_experts: int, pixel_weights: np.ndarray | Tensor | None = None) -> np.ndarray:
-    """Returns the share of the pixels that each expert serves, `(X,)`. The sum is E.
-
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        num_experts: Number of experts in the bank, X.
-        pixel_weights: How much each pixel counts, such as its area; must broadcast to the grid.
-    """
+    """Returns the share of the pixels that each expert serves, `(X,)`. The sum is E."""
     choices = as_choices(routing, num_experts)
     weights = as_pixel_weights(pixel_weights, choices.shape[1:])
     repeated = np.broadcast_to(weights, choices.shape)
@@ -125,12 +85,6 @@ def mean_where_served(
     """Returns the mean of a field over the pixels that each expert serves, `(X,)`; NaN for an unused expert.
 
     The mean of a land mask is the share of land in the area that an expert serves.
-
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        field: A number for each pixel.
-        num_experts: Number of experts in the bank, X.
-        pixel_weights: How much each pixel counts, such as its area; must broadcast to the grid.
     """
     choices = as_choices(routing, num_experts)
     values = as_array(field)
@@ -148,10 +102,6 @@ def neighbour_agreement(routing: Choices, num_experts: int) -> np.ndarray:
 
     Neighbours are one step apart along one axis of the grid: two on a line, four on a map, six in a volume, fewer at
     the edges. White noise is near E / X everywhere; regions have borders. 0 for a grid of one pixel.
-
-    Args:
-        routing: Experts chosen at each pixel of a grid, `(E, ...)`.
-        num_experts: Number of experts in the bank, X.
     """
     is_selected = selections(routing, num_experts)
     num_selected = as_choices(routing, num_experts).shape[0]
@@ -171,12 +121,6 @@ def similarity_components(
     routing: Choices, num_experts: int, num_components: int = 3, pixel_weights: np.ndarray | Tensor | None = None
 ) -> np.ndarray:
     """Returns the first principal components of the pixels' sets of experts: pixels that share many experts are close.
-
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        num_experts: Number of experts in the bank, X.
-        num_components: Number of components.
-        pixel_weights: How much each pixel counts, such as its area; must broadcast to the grid.
 
     Returns:
         Components in units of the standard deviation of the first, `(num_components, ...)`; 0 where all pixels have
@@ -203,11 +147,6 @@ def region_information(routing: Choices, regions: Choices, num_experts: int) -> 
 
     This is the mutual information of expert and region over the entropy of the regions: 0 if all experts serve all
     regions alike, 1 if no expert serves two of them.
-
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        regions: Number of the region of each pixel, from 0.
-        num_experts: Number of experts in the bank, X.
     """
     counts = _counts(routing, regions, num_experts)
     joint = counts / counts.sum()
@@ -222,11 +161,6 @@ def regions_of_experts(routing: Choices, regions: Choices, num_experts: int) -> 
 
     Several experts may share a region, and a region may have none.
 
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        regions: Number of the region of each pixel, from 0.
-        num_experts: Number of experts in the bank, X.
-
     Returns:
         Regions, -1 for an expert that no pixel chose, int64, `(X,)`.
     """
@@ -235,13 +169,7 @@ def regions_of_experts(routing: Choices, regions: Choices, num_experts: int) -> 
 
 
 def region_agreement(routing: Choices, regions: Choices, num_experts: int) -> float:
-    """Returns the share of the choices whose expert belongs to the region of the pixel, in [0, 1].
-
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        regions: Number of the region of each pixel, from 0.
-        num_experts: Number of experts in the bank, X.
-    """
+    """Returns the share of the choices whose expert belongs to the region of the pixel, in [0, 1]."""
     counts = _counts(routing, regions, num_experts)
     return int(counts.max(axis=1).sum()) / int(counts.sum())
 
@@ -268,11 +196,6 @@ _PIXELS_AT_ONCE = 65_536
 def match_experts(routing: Choices, other: Choices, num_experts: int) -> np.ndarray:
     """Pairs the experts of two routings one to one, such that pairs serve as many pixels together as possible.
 
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        other: Experts that another run chose on the same grid, `(E', ...)`.
-        num_experts: Number of experts in both banks, X.
-
     Returns:
         For each expert of `routing`, its partner in `other`, int64, `(X,)`.
     """
@@ -280,13 +203,7 @@ def match_experts(routing: Choices, other: Choices, num_experts: int) -> np.ndar
 
 
 def shared_choices(routing: Choices, other: Choices, num_experts: int) -> float:
-    """Returns the share of the choices of a routing that another one shares, in [0, 1], after matching the experts.
-
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        other: Experts that another run chose on the same grid, `(E', ...)`.
-        num_experts: Number of experts in both banks, X.
-    """
+    """Returns the share of the choices of a routing that another one shares, in [0, 1], after matching the experts."""
     overlap = _overlap(routing, other, num_experts)
     num_shared = overlap[np.arange(num_experts), _best_assignment(overlap)].sum()
     return int(num_shared) / as_choices(routing, num_experts).size

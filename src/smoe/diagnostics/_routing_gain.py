@@ -284,11 +284,6 @@ def _minimising(
     """Yields the predictions of a network with convolutions in it, on their way to the least loss.
 
     The steps are those of Barzilai and Borwein: for squared errors of a single layer the second one arrives.
-
-    Args:
-        convolutions: Convolutions to fit.
-        run: Runs the network.
-        loss_of: Loss of its prediction.
     """
     convolutions = [convolution for convolution in convolutions if convolution.is_used]
     sizes = [convolution.start.numel() for convolution in convolutions]

@@ -174,15 +174,7 @@ def _why_no_graph_layer(module: nn.Module) -> str | None:
 def make_layer(
     module: nn.Module, num_experts: int, num_selected: int, gate: SpatialGate, options: dict[str, Any]
 ) -> FilterBank:
-    """An SMoE layer with as many outputs as the module, with experts that are yet to be filled.
-
-    Args:
-        module: Module to replace.
-        num_experts: X.
-        num_selected: E, the number of filters of the module.
-        gate: Gate for its grid.
-        options: Further options of the layer.
-    """
+    """An SMoE layer with as many outputs as the module, with experts that are yet to be filled."""
     weight, bias = filters_of(module)
     options = {**options, "gate": gate, "device": weight.device, "dtype": weight.dtype}
     if bias is None:
@@ -216,16 +208,7 @@ ExampleInput = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """A convolution that becomes an SMoE layer.
-
-    Attributes:
-        name: Name of the module in the network; the first one, if it has several.
-        spatial_shape: Sizes of its output grid, or the number of nodes or positions.
-        num_experts: X, the number of experts of the new layer.
-        num_selected: E, the number of filters of the convolution.
-        num_weights: Weights before; there will be X / E times as many, and those of the gate.
-        multiply_adds: Multiply-adds of a pass of the example, before and after.
-    """
+    """A convolution that becomes an SMoE layer."""
 
     name: str
     spatial_shape: tuple[int, ...]
@@ -418,11 +401,6 @@ def run_example(
     """Runs the network once in evaluation mode, without gradients, and returns its output.
 
     The network is left in the mode it was in, and so are the example and the random number generators.
-
-    Args:
-        model: Network.
-        example_input: As for `plan_conversion`.
-        hooks: Called with a module, its arguments, its keyword arguments and its output.
     """
     was_training = {module: module.training for module in model.modules()}
     handles = [

@@ -168,11 +168,14 @@ def convert(
             gate = make_gate(change.num_experts, change.num_selected, change.spatial_shape)
             return gate.to(weight.device, weight.dtype)
         if not is_factorised:
-            return _make_tensor_gate(change, weight, options, prior, prior_strength, start)
+            gate = _make_gate(TensorGate, change, weight, options, prior, prior_strength)
+            if start == "filters":
+                _choose_one_for_each_filter(cast(TensorGate, gate))
+            return gate
         group = None if gate_group is None else gate_group(change.name)
         grid = (change.spatial_shape, group, weight.device, weight.dtype)
-        embedding = embeddings.get(grid) if share_gates is None else None
-        gate = _make_factorised_gate(change, weight, options, prior, prior_strength, embedding)
+        shared = {**options, "embedding": embeddings.get(grid) if share_gates is None else None}
+        gate = cast(FactorisedGate, _make_gate(FactorisedGate, change, weight, shared, prior, prior_strength))
         embeddings.setdefault(grid, gate.embedding)
         return gate
 
@@ -258,39 +261,19 @@ def _order_for(rule: Rule, start: Start | None) -> Order:
     return next(order for order in wanted if order in rule.orders)
 
 
-def _make_tensor_gate(
+def _make_gate(
+    kind: type[TensorGate] | type[FactorisedGate],
     change: Change,
     weight: torch.Tensor,
     options: dict[str, Any],
     prior: torch.Tensor | None,
     prior_strength: float,
-    start: Start | None,
-) -> TensorGate:
+) -> TensorGate | FactorisedGate:
     numbers = (change.num_experts, change.num_selected)
-    if prior is not None:
-        averaged = _average_prior(prior, change.spatial_shape)
-        return TensorGate.from_prior(averaged, *numbers, prior_strength, **options).to(weight.device, weight.dtype)
-    gate = TensorGate(*numbers, change.spatial_shape, **options, device=weight.device, dtype=weight.dtype)
-    if start == "filters":
-        _choose_one_for_each_filter(gate)
-    return gate
-
-
-def _make_factorised_gate(
-    change: Change,
-    weight: torch.Tensor,
-    options: dict[str, Any],
-    prior: torch.Tensor | None,
-    prior_strength: float,
-    embedding: PixelEmbedding | None,
-) -> FactorisedGate:
-    numbers = (change.num_experts, change.num_selected)
-    options = {**options, "embedding": embedding, "device": weight.device, "dtype": weight.dtype}
-    if prior is not None:
-        return FactorisedGate.from_prior(
-            _average_prior(prior, change.spatial_shape), *numbers, prior_strength, **options
-        )
-    return FactorisedGate(*numbers, change.spatial_shape, **options)
+    if prior is None:
+        return kind(*numbers, change.spatial_shape, **options, device=weight.device, dtype=weight.dtype)
+    averaged = _average_prior(prior, change.spatial_shape)
+    return kind.from_prior(averaged, *numbers, prior_strength, **options).to(weight.device, weight.dtype)
 
 
 def _average_prior(prior: torch.Tensor, spatial_shape: tuple[int, ...]) -> torch.Tensor:
@@ -382,15 +365,7 @@ def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 def _check_result(
     model: nn.Module, converted: nn.Module, example_input: ExampleInput, changes: tuple[Change, ...], *, is_same: bool
 ) -> None:
-    """Raises a ValueError if a new layer is not reached by the example, or if the network computes something else.
-
-    Args:
-        model: The network before.
-        converted: The network after.
-        example_input: Example.
-        changes: What was changed.
-        is_same: Whether it is to compute the same.
-    """
+    """Raises a ValueError if a new layer is not reached by the example, or if the network computes something else."""
     # The size of each output, in the order of the calls, tells where two passes part.
     sizes: dict[nn.Module, list[tuple[str, float]]] = {model: [], converted: []}
     differences = [0.0]
@@ -437,11 +412,7 @@ def _check_result(
 
 
 def _check_layer(name: str, new: FilterBank, old: nn.Module, args: Any, kwargs: Any, expected: torch.Tensor) -> float:
-    """The largest difference between a new layer and its convolution, in evaluation and in training.
-
-    Raises:
-        ValueError: If it is more than rounding.
-    """
+    """The largest difference between a new layer and its convolution, in evaluation and in training."""
     weight = filters_of(old)[0].detach()
     largest = max((float(part.abs().max()) for part in (*args, *kwargs.values()) if _is_comparable(part)), default=0.0)
     # A sum that nearly cancels has the rounding errors of its parts.

@@ -31,19 +31,11 @@ class NodeOrder(nn.Module):
         self.register_buffer("hashes", torch.zeros(2, dtype=torch.int64))
 
     def note_edges(self, fingerprint: int) -> None:
-        """Keeps the fingerprint of the first graph and refuses others.
-
-        Raises:
-            ValueError: If the gate was made for other edges.
-        """
+        """Keeps the fingerprint of the first graph and refuses others."""
         self._note(0, fingerprint, "the edges differ from those of the graph that the gate was made for")
 
     def note_coordinates(self, coordinates: torch.Tensor) -> None:
-        """Keeps the hash of the first coordinates `(N, D)` and refuses others.
-
-        Raises:
-            ValueError: If the gate was made for other coordinates.
-        """
+        """Keeps the hash of the first coordinates `(N, D)` and refuses others."""
         self._note(1, hash_coordinates(coordinates), "the coordinates differ from those that the gate was made for")
 
     def _note(self, place: int, value: int, problem: str) -> None:
@@ -109,15 +101,6 @@ def diffused_noise(
 
     White noise takes steps of diffusion along the edges. On a plane of square cells, n steps blur by the root of n / 2
     edges along each axis.
-
-    Args:
-        num_fields: Independent fields.
-        edge_index: Source and target of each edge, `(2, M)`.
-        num_nodes: N.
-        correlation_length: Distance, in edges, at which the correlation has fallen to about exp(-1/2).
-
-    Returns:
-        `(num_fields, N)`, float32.
     """
     if not correlation_length > 0.0:
         raise ValueError(f"correlation_length must be positive, got {correlation_length}")

@@ -19,23 +19,15 @@ _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose
 
 
 class ConvOptions(NamedTuple):
-    """What a convolution does beside its filters, for each axis.
-
-    Attributes:
-        stride: Strides.
-        padding: Pixels that are added before and after each axis; of a transposed convolution, pixels that are cut off.
-        dilation: Distances of the taps.
-        groups: Groups of channels; the filters of a group follow each other.
-        padding_mode: `zeros`, `circular`, `reflect`, `replicate`, or `longitude`: the last axis wraps, zeros elsewhere.
-        output_padding: Pixels that a transposed convolution adds after each axis; None for a convolution that is not
-            transposed.
-    """
+    """What a convolution does beside its filters, for each axis."""
 
     stride: tuple[int, ...]
+    # Pixels that are added before and after each axis; of a transposed convolution, pixels that are cut off.
     padding: tuple[tuple[int, int], ...]
     dilation: tuple[int, ...]
     groups: int
     padding_mode: str
+    # None for a convolution that is not transposed.
     output_padding: tuple[int, ...] | None = None
 
 
@@ -80,17 +72,5 @@ def _pad(input: torch.Tensor, padding: tuple[tuple[int, int], ...], mode: str) -
 def routed_any_conv(
     input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, options: ConvOptions
 ) -> torch.Tensor:
-    """Applies, at each output pixel, the filters of the experts selected there; gradients reach `input` and `weight`.
-
-    Args:
-        input: `(B, C, *grid)`.
-        weight: Bank of experts `(X * F, C / groups, *kernel)`; the experts of a group follow each other.
-        indices: Selected experts `(1 or B, E, P)`, distinct at each pixel; with several groups, those of a group follow
-            each other in E too.
-        expert_channels: F.
-        options: Stride, padding, dilation and groups.
-
-    Returns:
-        `(B, E * F, *output grid)`.
-    """
+    """Applies, at each output pixel, the filters of its experts `(1 or B, E, P)`; those of a group are adjacent."""
     return gather_experts(any_conv(input, weight, options), indices, expert_channels)

@@ -78,17 +78,7 @@ def _wrap(input: torch.Tensor, borders: tuple[int, ...]) -> torch.Tensor:
 def unwrap_padding(
     gradient: torch.Tensor, grid: Sequence[int], kernel_size: Sequence[int], padding_mode: str
 ) -> torch.Tensor:
-    """The transpose of `wrap_padding`: adds the gradient of each wrapped border to the pixels that it copies.
-
-    Args:
-        gradient: Gradient at the padded input, `(B, C, *padded grid)`.
-        grid: Sizes of the input.
-        kernel_size: Sizes of the kernel, all odd.
-        padding_mode: Padding mode.
-
-    Returns:
-        `(B, C, *grid)`.
-    """
+    """The transpose of `wrap_padding`: adds the gradient of each wrapped border to the pixels that it copies."""
     wraps, _ = _borders(kernel_size, padding_mode)
     for axis, (size, border) in enumerate(zip(grid, wraps, strict=True), start=2):
         if border == 0:
@@ -167,13 +157,7 @@ def dense_routed_conv_backward(
 
 
 def check_choices(indices: torch.Tensor, num_experts: int, width: int) -> None:
-    """Raises a ValueError with the place if an expert is out of range or selected twice at a pixel.
-
-    Args:
-        indices: Selected experts `(S, E, P)`, integers on a CPU.
-        num_experts: X.
-        width: Columns of the grid, for the place in the message.
-    """
+    """Raises a ValueError with the place if an expert is out of range or selected twice at a pixel."""
     for sample, routing in enumerate(indices):
         problem = _find_problem(routing, num_experts)
         if problem is None:
@@ -365,11 +349,6 @@ class HeldPlan:
     For few samples, the kernels sort the pixels of a routing by their experts. They find a plan by the content of the
     routing and keep the last ones (csrc/expert_lists/plan.cpp); one that is held is made now, and is never forgotten.
     A pass that does not find its plan makes it, so results do not depend on what is held.
-
-    Args:
-        library: The kernels.
-        geometry: A problem that the list kernels serve.
-        indices: Its routing, `(1, E * F, P)`.
     """
 
     def __init__(self, library: NativeLibrary, geometry: Geometry, indices: torch.Tensor) -> None:
@@ -381,22 +360,7 @@ class HeldPlan:
 def hold_plan(
     weight: torch.Tensor, indices: torch.Tensor, grid: tuple[int, ...], *, expert_channels: int = 1, stride: int = 1
 ) -> HeldPlan | None:
-    """Makes the plan of a routing for the convolutions of one bank, and holds it.
-
-    Args:
-        weight: Bank of experts `(X * F, C, *kernel)`, of which only shape, dtype and device are read.
-        indices: Selected experts `(1, E, P)`, int32.
-        grid: Output grid with P pixels, of one to three axes.
-        expert_channels: F, the number of outputs per expert.
-        stride: Stride of all axes.
-
-    Returns:
-        None where passes of one sample use no plan: without kernels for this device and dtype, in tiny layers, in banks
-        with filters for each pixel, and where a program is traced.
-
-    Raises:
-        ValueError: If an expert is out of range or selected twice at a pixel.
-    """
+    """Makes the plan of a routing for the convolutions of one bank, and holds it."""
     # The tensors of a tracer have no memory.
     is_real = type(indices) is torch.Tensor and indices.device.type == "cpu"
     library = library_for(weight) if is_real else None

@@ -39,17 +39,7 @@ def gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_channels
 def scatter_experts(
     selected: torch.Tensor, indices: torch.Tensor, num_experts: int, expert_channels: int = 1
 ) -> torch.Tensor:
-    """The transpose of `gather_experts`: zero for the experts that are not selected.
-
-    Args:
-        selected: `(B, E * F, *grid)`.
-        indices: Selected experts `(1 or B, E, P)`, integers, distinct at each pixel.
-        num_experts: X.
-        expert_channels: F.
-
-    Returns:
-        `(B, X * F, *grid)`, in the memory format of `selected`.
-    """
+    """The transpose of `gather_experts`: zero for the experts that are not selected."""
     channels = fold_channels(indices.long(), expert_channels).expand(selected.shape[0], -1, -1)
     return _scatter(selected.flatten(2), channels, num_experts * expert_channels).unflatten(2, selected.shape[2:])
 
@@ -99,16 +89,7 @@ def _has_channels_last(values: torch.Tensor) -> bool:
 
 
 def routed_bias(bias: torch.Tensor, indices: torch.Tensor, expert_channels: int = 1) -> torch.Tensor:
-    """Picks the bias of the selected experts; gradients reach `bias`.
-
-    Args:
-        bias: `(X * F,)`; expert `x` owns `[x * F, (x + 1) * F)`.
-        indices: Selected experts `(1 or B, E, P)`.
-        expert_channels: F.
-
-    Returns:
-        `(1 or B, E * F, P)`.
-    """
+    """Picks the bias of the selected experts; gradients reach `bias`."""
     # Autograd keeps the index: as int32, which the layer keeps too, it takes no memory.
     channels = indices if expert_channels == 1 else fold_channels(indices, expert_channels)
     return bias.index_select(0, channels.flatten()).view_as(channels)

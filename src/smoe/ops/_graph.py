@@ -42,12 +42,7 @@ def edge_directions(coordinates: torch.Tensor, edge_index: torch.Tensor, *, on_s
 
 
 def edge_lengths(coordinates: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-    """Lengths of the edges in units of their mean, `(M, 1)`.
-
-    Args:
-        coordinates: Places of the nodes, `(N, D)`, floating.
-        edge_index: Source and target of each edge, `(2, M)`.
-    """
+    """Lengths of the edges in units of their mean, `(M, 1)`."""
     return edge_directions(coordinates, edge_index).norm(dim=1, keepdim=True)
 
 
@@ -61,15 +56,7 @@ _EDGES_AT_ONCE = 1 << 16
 
 
 def check_edges(edge_index: torch.Tensor, num_nodes: int) -> None:
-    """Refuses edges that are not node numbers. Their range is checked on a CPU only, where that is free.
-
-    Args:
-        edge_index: Source and target of each edge, `(2, M)`, int64.
-        num_nodes: Number of nodes.
-
-    Raises:
-        ValueError: If the shape or dtype is wrong, or a node does not exist.
-    """
+    """Refuses edges that are not node numbers. Their range is checked on a CPU only, where that is free."""
     if edge_index.layout is not torch.strided:
         raise ValueError("edge_index must be (2, M), sources above targets, got a sparse matrix: give its edges")
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
@@ -113,11 +100,6 @@ def one_self_loop_each(edge_index: torch.Tensor, weight: torch.Tensor, num_nodes
     """Weights `(M + N,)` of the edges of `with_all_self_loops` by which each node has one self loop.
 
     That is the last one given, as in torch_geometric, or the one that was added, of weight 1; all others weigh 0.
-
-    Args:
-        edge_index: Edges given, `(2, M)`.
-        weight: Their weights, `(M,)`.
-        num_nodes: Number of nodes.
     """
     source, target = edge_index
     last = _last_self_loop(edge_index, num_nodes)
@@ -130,12 +112,8 @@ def edge_factors(
 ) -> torch.Tensor:
     """Factors `(M,)` of the edges in a sum over neighbours; gradients reach `weight`.
 
-    Args:
-        edge_index: `(2, M)`.
-        weight: Weights of the edges, `(M,)`.
-        num_nodes: Number of nodes.
-        aggregation: `sum` keeps the weights; `mean` divides them by the number of edges into the target; `gcn` divides
-            them by the roots of the weighted numbers of edges into source and target. Self loops are the caller's.
+    `sum` keeps the weights; `mean` divides them by the number of edges into the target; `gcn` divides them by the roots
+    of the weighted numbers of edges into source and target. Self loops are the caller's.
     """
     target = edge_index[1]
     if aggregation == "sum":
@@ -154,11 +132,6 @@ def edge_fingerprints(edge_index: torch.Tensor, num_nodes: int, num_graphs: int 
     """A number for the edges of each graph `(num_graphs,)`, int64, whatever their order.
 
     It changes if nodes are numbered differently, unless the numbering is a symmetry of the graph.
-
-    Args:
-        edge_index: Edges of all graphs `(2, M)`; graph g has the nodes `[g * num_nodes, (g + 1) * num_nodes)`.
-        num_nodes: Number of nodes of each graph.
-        num_graphs: Number of graphs.
     """
     total = torch.zeros(num_graphs, dtype=torch.int64, device=edge_index.device)
     # In parts: what is computed on the way would take more memory than a pass of the layer.
@@ -171,12 +144,7 @@ def edge_fingerprints(edge_index: torch.Tensor, num_nodes: int, num_graphs: int 
 
 
 class SparseGraph:
-    """The edges of a graph sorted by target and by source, for products with sparse matrices.
-
-    Args:
-        edge_index: Source and target of each edge, `(2, M)`, int64, in range.
-        num_nodes: Number of nodes.
-    """
+    """The edges of a graph sorted by target and by source, for products with sparse matrices."""
 
     def __init__(self, edge_index: torch.Tensor, num_nodes: int) -> None:
         self.edge_index = edge_index
@@ -188,13 +156,7 @@ class SparseGraph:
         self._matrices: dict[tuple[int, bool], torch.Tensor] = {}
 
     def matrix(self, values: torch.Tensor, number: int, *, transposed: bool = False) -> torch.Tensor:
-        """The sparse matrix `(N, N)` whose product with node values sums over the edges into each node.
-
-        Args:
-            values: Values of the edges `(K, M)`. The matrices of the last tensor without gradients are kept.
-            number: Which of the K values.
-            transposed: Sum over the edges out of each node instead.
-        """
+        """The sparse matrix `(N, N)` whose product with node values sums over the edges into each node."""
         if values is not self._values:
             self._values, self._matrices = values, {}
         key = (number, transposed)
@@ -224,18 +186,7 @@ def _compress(
 def neighbour_features(
     x: torch.Tensor, edges: SparseGraph | torch.Tensor, values: torch.Tensor, num_nodes: int, *, root: bool = True
 ) -> torch.Tensor:
-    """Each node's own features beside weighted sums over its neighbours; gradients reach `x` and `values`.
-
-    Args:
-        x: Features of the nodes, `(S, N, C)`, floating.
-        edges: Edges of a graph, `(2, M)`, int64 and in range; or the same sorted, which is faster on a CPU.
-        values: K values of each edge, `(K, M)`: those of K sums.
-        num_nodes: Nodes that the edges number: N if all samples share them, S * N if each sample has edges of its own.
-        root: Whether the node's own features come first.
-
-    Returns:
-        `(S, (root + K) * C, N)`, contiguous; channels `[k * C, (k + 1) * C)` belong to one block.
-    """
+    """Each node's own features beside weighted sums over its neighbours; gradients reach `x` and `values`."""
     if isinstance(edges, SparseGraph):
         dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
         # Sparse products have no bfloat16, which autocast would ask for.

@@ -21,11 +21,7 @@ _FACE_LONGITUDE = np.array([1, 3, 5, 7, 0, 2, 4, 6, 1, 3, 5, 7])
 
 
 def check_nside(nside: int, order: HEALPixOrder | None = None) -> int:
-    """The number of pixels along a side of a face.
-
-    Raises:
-        ValueError: If it is no positive integer, or no power of two where the order is nested.
-    """
+    """The number of pixels along a side of a face."""
     if not isinstance(nside, int) or nside < 1:
         raise ValueError(f"nside must be an integer of at least 1, got {nside}")
     if order is not None and order not in HEALPIX_ORDERS:
@@ -98,16 +94,7 @@ def healpix_coordinates(nside: int, order: HEALPixOrder | None = None) -> torch.
 
 
 def check_healpix_coordinates(coordinates: torch.Tensor, nside: int, order: HEALPixOrder) -> None:
-    """Refuses coordinates that are not those of the order.
-
-    Args:
-        coordinates: Latitude and longitude of the pixels in degrees, `(12 * nside * nside, 2)`.
-        nside: Pixels along a side of a face.
-        order: Order that the pixels should have.
-
-    Raises:
-        ValueError: If they are those of another order, or of no HEALPix sphere of this size.
-    """
+    """Refuses coordinates that are not those of the order."""
     num_pixels = 12 * nside * nside
     if tuple(coordinates.shape) != (num_pixels, 2):
         raise ValueError(f"coordinates must be ({num_pixels}, 2) for nside {nside}, got {tuple(coordinates.shape)}")
@@ -236,17 +223,7 @@ def _flips(piece: _Piece) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def border_sources(nside: int, width: int) -> torch.Tensor:
-    """The pixels that the borders of the faces are made of.
-
-    Args:
-        nside: n, the number of pixels along a side of a face.
-        width: Width of the border.
-
-    Returns:
-        Numbers of pixels `(2, N)` in the flat faces, int64. A pixel of the border is a copy of the pixel whose number
-        stands twice, or the mean of two. The order is that of the faces; in a face, the rows above it, the columns left
-        and right of it, and the rows below it.
-    """
+    """The pixels that the borders of the faces are made of."""
     numbers = torch.arange(12 * nside**2).view(1, 1, 12, nside, nside)
     size = nside + 2 * width
     first = numbers.new_empty(1, 1, 12, size, size)

@@ -17,13 +17,6 @@ def interpolate_axis(
     Pixels are cells that divide the same length: the centre of pixel i of n is at (i + 1/2) / n. Beyond the outermost
     centres the field is constant, or periodic if the axis wraps. This is `F.interpolate` with `align_corners=False`,
     for any axis and both borders. With the same size the field itself is returned.
-
-    Args:
-        field: Floating-point tensor of any shape.
-        size: New number of pixels along the axis.
-        dim: Axis to interpolate along.
-        mode: `linear`, or `nearest`, which takes the lower of two pixels equally near.
-        wraps: Whether the axis is a circle, such as longitude.
     """
     if mode not in get_args(Interpolation):
         raise ValueError(f"mode must be one of {', '.join(get_args(Interpolation))}, got {mode!r}")
@@ -53,12 +46,6 @@ def interpolate_grid(
     """Interpolates fields `(..., *old_grid)` to `(..., *grid)`, axis by axis. See `interpolate_axis`.
 
     The last axis is the first one: the axis that makes the field large is then copied in whole rows.
-
-    Args:
-        field: Floating-point tensor.
-        grid: New sizes of the last axes, such as rows and columns.
-        mode: `linear`, which is bilinear on a plane, or `nearest`.
-        wraps: Whether each of these axes is periodic.
     """
     for axis in reversed(range(len(grid))):
         field = interpolate_axis(field, grid[axis], axis - len(grid), mode=mode, wraps=wraps[axis])

@@ -45,22 +45,13 @@ class Geometry(ctypes.Structure):
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """An opened library.
-
-    Attributes:
-        instruction_set: Instruction set that it was built for.
-        functions: Its C functions.
-    """
+    """An opened library."""
 
     instruction_set: str
     functions: ctypes.CDLL
 
     def call(self, name: str, *arguments: object) -> None:
-        """Calls a function that returns 0; tensors are passed by their address, integers as int64.
-
-        Raises:
-            MemoryError: If the kernel could not allocate its memory.
-        """
+        """Calls a function that returns 0; tensors are passed by their address, integers as int64."""
         converted: list[object] = []
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
@@ -190,20 +181,7 @@ def register_operator(
     gradients: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Defines `smoe::NAME` and registers its implementations.
-
-    Args:
-        schema: Schema of the operator, beginning with its name.
-        dense: Implementation for every device and dtype.
-        fake: Shapes, dtypes and strides of the results, for compilers and the meta device.
-        native: Implementation for the CPU; it calls `dense` where it has no kernel.
-        cuda: Implementation for CUDA; it calls `dense` where it has no kernel, and imports Triton when it runs.
-        gradients: Backward formula; None if nothing is differentiated by the arguments of the operator.
-        setup_context: Saves what `gradients` needs.
-
-    Returns:
-        The function to call: the operator, or `dense` itself if SMOE_BACKEND=dense is set.
-    """
+    """Defines `smoe::NAME` and registers its implementations."""
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     operator = getattr(torch.ops.smoe, name).default
@@ -230,10 +208,6 @@ def call_operator(operator: Callable[..., Any], *arguments: Any) -> Any:
 
     PyTorch calls the formula's wrapper, which is written in Python, even if no gradient is needed: it takes as long as
     the kernel of a small layer.
-
-    Args:
-        operator: What `register_operator` returned.
-        *arguments: Arguments of the operator.
     """
     if torch.compiler.is_compiling():
         return _DENSE.get(operator, operator)(*arguments) if _is_for_onnx() else operator(*arguments)
@@ -283,16 +257,7 @@ def packed_shape(num_bits: int, count: int) -> tuple[int, int]:
 
 
 def pack_bits(numbers: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """Packs numbers; the inverse is `unpack_bits`.
-
-    Args:
-        numbers: `(N,)`, integers in [0, 2 ** num_bits).
-        num_bits: Bits of a number.
-
-    Returns:
-        `(num_bits, ceil(N / 8))`, uint8. Bit j of number i is bit `i % 8` of the byte `[j, i // 8]`; bits beyond the
-        last number are 0.
-    """
+    """Packs numbers; the inverse is `unpack_bits`."""
     _, num_bytes = packed_shape(num_bits, len(numbers))
     places = torch.arange(8, dtype=torch.uint8, device=numbers.device)
     packed = torch.empty(num_bits, num_bytes, dtype=torch.uint8, device=numbers.device)
@@ -304,15 +269,7 @@ def pack_bits(numbers: torch.Tensor, num_bits: int) -> torch.Tensor:
 
 
 def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """The numbers that `pack_bits` packed.
-
-    Args:
-        packed: `(num_bits, ceil(count / 8))`, uint8.
-        count: N, how many numbers there are.
-
-    Returns:
-        `(N,)`, int32.
-    """
+    """The numbers that `pack_bits` packed."""
     places = torch.arange(8, dtype=torch.uint8, device=packed.device)
     numbers = torch.zeros(count, dtype=torch.int32, device=packed.device)
     for bit, plane in enumerate(packed):

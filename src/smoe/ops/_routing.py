@@ -98,13 +98,7 @@ class RoutingMap(NamedTuple):
 
 
 def weigh(selected: torch.Tensor, weights: torch.Tensor, expert_channels: int) -> torch.Tensor:
-    """Multiplies the outputs of each selected expert by its weight.
-
-    Args:
-        selected: Outputs of the selected experts, `(B, E * F, *grid)`.
-        weights: Weights of the selected experts, `(1 or B, E, P)`.
-        expert_channels: F.
-    """
+    """Multiplies the outputs of each selected expert by its weight."""
     per_channel = weights.to(selected.dtype).repeat_interleave(expert_channels, dim=1)
     return selected * per_channel.unflatten(2, selected.shape[2:])
 
@@ -257,11 +251,7 @@ _rank_families = register_operator(
 
 
 def refuse_nonfinite(scores: torch.Tensor) -> None:
-    """Raises a ValueError with the place of the first score that is not finite, if there is one.
-
-    Args:
-        scores: Scores `(S, X, P)`.
-    """
+    """Raises a ValueError with the place of the first score that is not finite, if there is one."""
     is_bad = scores.isfinite().logical_not()
     if is_bad.any():
         sample, expert, pixel = is_bad.nonzero()[0].tolist()

@@ -13,44 +13,6 @@ if LIBRARY is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 0.77, 1.0])
-@pytest.mark.parametrize("size", [1, 2, 3, 17, 1000, 4096])
-@pytest.mark.parametrize("kind", ["random", "signed", "many zeros", "all equal", "tiny", "infinite", "nan"])
-def test_quantile(kind: str, size: int, quantile: float) -> None:
-    errors = torch.rand(5, size)
-    if kind == "signed":
-        errors = torch.randn(5, size)
-    elif kind == "many zeros":
-        errors *= torch.rand(5, size) > 0.6
-    elif kind == "all equal":
-        errors.fill_(0.25)
-    elif kind == "tiny":
-        errors *= 1e-40
-    elif kind == "infinite":
-        errors[1] = torch.inf
-        errors[2, size // 2] = torch.inf
-    elif kind == "nan":
-        errors[3, size // 3] = torch.nan
-    actual = torch.ops.smoe.error_quantile(errors, quantile)
-    for row, value in zip(errors, actual, strict=True):
-        ranked = row.double().sort().values
-        position = quantile * (size - 1)
-        low = int(position)
-        left, right = ranked[low], ranked[min(low + 1, size - 1)]
-        expected = left if left == right or position == low else left + (position - low) * (right - left)
-        if row.isnan().any():
-            assert value.isnan()
-        else:
-            torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-45)
-
-
-def test_quantile_of_more_than_two_to_the_24() -> None:
-    size = 2**24 + 3
-    errors = torch.arange(size, dtype=torch.float32).flip(0).unsqueeze(0) / size
-    actual = torch.ops.smoe.error_quantile(errors, 0.25)
-    assert float(actual) == pytest.approx(0.25, rel=1e-6)
-
-
 @pytest.mark.parametrize("size", [256, 4096, 70000])
 def test_quantile_where_the_sample_misleads(size: int) -> None:
     # The kernel looks at up to 256 places first, spread by the golden ratio, and guesses from their values.

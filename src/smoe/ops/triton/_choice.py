@@ -28,12 +28,7 @@ MIN_BATCH = 24
 
 
 class Crossover(NamedTuple):
-    """From where on the sparse kernels are chosen. The dense way wastes X / E; the batch shares the loaded filters.
-
-    Attributes:
-        ratio: Smallest X / E.
-        batch_times_ratio: Smallest B * X / E.
-    """
+    """From where on the sparse kernels are chosen. The dense way wastes X / E; the batch shares the loaded filters."""
 
     ratio: float
     batch_times_ratio: float
@@ -172,16 +167,7 @@ Precision = Literal["tf32", "ieee"]
 
 @dataclass(frozen=True)
 class Tile:
-    """Block sizes of a matrix product on the GPU.
-
-    Attributes:
-        rows: Rows of the product: selected filters (forward), input channels (input gradient), filters of the bank
-            (weight gradient).
-        columns: Columns of the product: samples (forward, input gradient) or input channels (weight gradient).
-        depth: Elements that are summed in one step: input channels, selected filters, or samples.
-        num_warps: Warps of a program.
-        num_stages: Steps whose loads are under way at the same time.
-    """
+    """Block sizes of a matrix product on the GPU."""
 
     rows: int
     columns: int
@@ -206,16 +192,7 @@ _CHANNELS = (32, 64, 128)
 
 
 def tile_for(direction: Direction, *, rows: int, columns: int, depth: int, bytes_each: int, precision: str) -> Tile:
-    """The tile for a product of `rows x columns` with sums over `depth` elements.
-
-    Args:
-        direction: Kernel.
-        rows: Rows of the product.
-        columns: Columns of the product.
-        depth: Number of contiguous elements of a sum: input channels, selected filters, or samples.
-        bytes_each: Bytes of an element of the operands, 2 or 4.
-        precision: `tf32` or `ieee`, for 4-byte elements.
-    """
+    """The tile for a product of `rows x columns` with sums over `depth` elements."""
     if bytes_each == 4 and precision == "ieee":
         return _EXACT
     # Warps and stages are those with which the compiler spills no register (paper/results/gpu). The gradients load

@@ -27,14 +27,7 @@ from smoe.ops.triton._choice import Direction, Tile, tile_for
 
 
 class Launch(NamedTuple):
-    """One launch of a kernel.
-
-    Attributes:
-        kernel: Function that `triton.jit` decorates.
-        grid: Number of programs along each axis.
-        arguments: Tensors and numbers.
-        options: Compile-time constants, and the warps and stages.
-    """
+    """One launch of a kernel."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -119,17 +112,7 @@ def store_rows(matrix, values, rows, is_row, columns, num_columns):
 
 
 class Window(NamedTuple):
-    """What is known of a filter's window when a kernel is compiled.
-
-    Attributes:
-        height: Rows of a filter.
-        width: Columns of a filter.
-        stride: Stride of both axes.
-        wraps_rows: Whether the grid is periodic along the height.
-        wraps_columns: Whether the grid is periodic along the width.
-        row_tap_step: Distance of the taps along the height that can read one input pixel.
-        column_tap_step: Distance of the taps along the width that can read one input pixel.
-    """
+    """What is known of a filter's window when a kernel is compiled."""
 
     height: int
     width: int
