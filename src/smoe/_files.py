@@ -112,15 +112,7 @@ class FileLock:
 
 @contextmanager
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Makes a folder that is removed at the end, after it removed those whose process was killed.
-
-    Args:
-        prefix: Begin of the folder's name, which only folders of this function have.
-        parent: Folder in which it is made, which must exist; that of the system for temporary files if None.
-
-    Raises:
-        OSError: If the folder cannot be made.
-    """
+    """Makes a folder that is removed at the end, after it removed those whose process was killed."""
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     with suppress(OSError):
         for folder in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
@@ -153,14 +145,6 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, make_fo
     """Writes a temporary file beside `path`, brings it to disk, and gives it its name only then.
 
     Temporary files that killed processes left beside `path` are removed first.
-
-    Args:
-        path: File to write.
-        write: Function that writes the content to an open file.
-        make_folder: Create the folder of the file if it does not exist. Otherwise a missing folder is an error.
-
-    Raises:
-        OSError: If the file cannot be written. The file that was there before is intact.
     """
     if make_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,11 +200,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _open_own(path: Path, *, create: bool = False) -> int:
-    """Opens a plain file of this user without changing it.
-
-    Raises:
-        OSError: If it is a link, a pipe or device, has a second name, or belongs to another user.
-    """
+    """Opens a plain file of this user without changing it."""
     while True:
         if create:
             with suppress(FileExistsError):

@@ -33,12 +33,7 @@ class MissingPackageError(SmoeError, ModuleNotFoundError):
 
 
 def missing_package(user: str, package: str) -> MissingPackageError:
-    """The error that names the extra which installs a package.
-
-    Args:
-        user: What needs the package.
-        package: Name by which it is imported, one of `EXTRAS`.
-    """
+    """The error that names the extra which installs a package."""
     extra = EXTRAS[package]
     return MissingPackageError(
         f'{user} needs {package}, which the extra {extra!r} installs: pip install ".[{extra}]" in a checkout of smoe',
@@ -48,11 +43,7 @@ def missing_package(user: str, package: str) -> MissingPackageError:
 
 @contextmanager
 def naming_extras(user: str) -> Iterator[None]:
-    """Turns the failed import of an optional package into an error that names its extra.
-
-    Args:
-        user: What needs the packages that are imported within.
-    """
+    """Turns the failed import of an optional package into an error that names its extra."""
     try:
         yield
     except MissingPackageError:
@@ -72,14 +63,7 @@ def printable(text: str) -> str:
 
 
 def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str = "there are") -> str:
-    """`did you mean 'train'?`, or, if nothing is near, all the names there are.
-
-    Args:
-        name: what was typed.
-        known: the names there are.
-        cutoff: how near a name must be to be meant, between 0 and 1.
-        otherwise: what comes before all the names.
-    """
+    """`did you mean 'train'?`, or, if nothing is near, all the names there are."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names)}"

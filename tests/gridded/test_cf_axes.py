@@ -82,6 +82,15 @@ def test_a_forecast_of_one_lead_time_keeps_it_as_a_scalar() -> None:
     assert axes.is_forecast and axes.lead is None and axes.lead_coordinate == "lead_time"
 
 
+def test_valid_times_beside_start_times_without_a_lead_time() -> None:
+    coords = {
+        "time": ("time", times(2), {"standard_name": "forecast_reference_time"}),
+        "valid_time": ("time", times(2, "2001-01-02"), {"standard_name": "time"}),
+    }
+    axes = find_axes(field(("time", "lat", "lon"), coords), "f")
+    assert not axes.is_forecast and (axes.time, axes.time_coordinate) == ("time", "valid_time")
+
+
 def test_dates_beside_a_counter() -> None:
     coords = {
         "time_counter": ("time_counter", [0.0, 0.0], {"axis": "T"}),

@@ -146,11 +146,19 @@ def _complete(
         )
     lead, lead_coordinate = roles.get("lead", (None, None))
     if lead is None and "start" in roles:
-        # Forecasts of one lead time keep it as a scalar.
+        # Forecasts of one lead time keep it as a scalar, or have valid times beside their starts.
+        start = roles["start"][0]
         scalars = [str(name) for name in array.coords if array[name].ndim == 0 and _role(array[name]) == "lead"]
-        if not scalars:
-            raise DataError(f"{where} has start times but no lead time: add the coordinate lead_time")
-        lead_coordinate = scalars[0]
+        valid = [str(name) for name, each in array.coords.items() if each.dims == (start,) and _role(each) == "time"]
+        if scalars:
+            lead_coordinate = scalars[0]
+        elif valid:
+            roles["start"] = (start, valid[0])
+        else:
+            raise DataError(
+                f"{where} has start times but no lead time: add the coordinate lead_time, or, if {start} holds times "
+                "of analyses, set its attribute standard_name to 'time'"
+            )
     elif lead is not None and "start" not in roles and "time" not in roles:
         raise DataError(f"{where} has lead times but no start times: add the dimension init_time")
     time, time_coordinate = roles.get("start") or roles.get("time") or (None, None)
