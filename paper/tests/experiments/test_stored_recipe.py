@@ -46,14 +46,6 @@ def test_a_wrong_entry_is_refused_in_one_line_with_the_file(
         assert "recipe.json: " in error and error.count("\n") == 1
 
 
-def test_a_wrong_field_is_refused_in_one_line_with_the_file(tmp_path: Path) -> None:
-    plain = json.loads(json.dumps(all_recipes()["heat/smoe"].plain()))
-    plain["training"]["batch_size"] = "many"
-    stored_recipe(tmp_path, recipe=plain)
-    with pytest.raises(RunError, match=r"recipe\.json: training\.batch_size must be a whole number, got 'many'"):
-        read_recipe(RunDirectory(tmp_path))
-
-
 def test_a_run_of_others_writes_only_where_it_is_asked_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

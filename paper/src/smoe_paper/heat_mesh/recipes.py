@@ -11,6 +11,7 @@ from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Adam, Recipe, SgdMomentum
 from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.heat.recipes import HEAT_TRAINING
 
 
 @dataclass(frozen=True)
@@ -84,18 +85,7 @@ class MeshDiffusion:
 
 
 # One budget for every network of the table. An epoch has 62 steps instead of the plane's 3,125, hence the patience.
-MESH_TRAINING = TrainingPlan(
-    batch_size=32,
-    evaluation_batch_size=40,
-    max_epochs=120,
-    monitor="within_1_percent",
-    monitor_mode="max",
-    plateau_patience=12,
-    plateau_factor=0.1,
-    early_stop_patience=30,
-    stop_at=100.0,
-    num_threads=1,
-)
+MESH_TRAINING = replace(HEAT_TRAINING, evaluation_batch_size=40, max_epochs=120, plateau_patience=12, num_threads=1)
 
 
 @dataclass(frozen=True)
