@@ -10,8 +10,7 @@ import numpy as np
 import xarray as xr
 
 from smoe_paper.atmosphere.axes import Grid
-from smoe_paper.ens10.fields import LEAD, check_order
-from smoe_paper.ens10.members import check_numbers, mean_and_spread
+from smoe_paper.ens10.files import LEAD, check_numbers, check_order, mean_and_spread
 from smoe_paper.ens10.variables import (
     NUM_MEMBERS,
     PRESSURE_LEVEL_VARIABLES,

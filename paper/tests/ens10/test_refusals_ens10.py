@@ -14,7 +14,7 @@ from memory_source import Silent
 from smoe.errors import DataError
 from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.fields import ENS10_GRID, START_DAYS, check_calendar, check_global
+from smoe_paper.ens10.files import ENS10_GRID, START_DAYS, check_calendar, check_global
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.sources import is_ens10, open_ens10
 from smoe_paper.ens10.store import EnsembleStore

@@ -11,7 +11,7 @@ from rich.console import Console
 from smoe.errors import DataError
 from smoe_paper.atmosphere.store import describe_years
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.fields import LEAD, DatedFields
+from smoe_paper.ens10.files import LEAD, DatedFields
 from smoe_paper.ens10.prepare import check_skill, make_plan
 from smoe_paper.ens10.sources import EnsembleSource, open_efi, open_ens10, open_truth
 from smoe_paper.ens10.store import years_of

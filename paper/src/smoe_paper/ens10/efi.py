@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe_paper.ens10.fields import LEAD
+from smoe_paper.ens10.files import LEAD
 from smoe_paper.ens10.store import years_of
 
 if TYPE_CHECKING:

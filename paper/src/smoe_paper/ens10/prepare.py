@@ -22,7 +22,7 @@ from smoe_paper.atmosphere.store import (
     written_rows,
 )
 from smoe_paper.ens10.efi import climate_windows, compute_part, parts_of
-from smoe_paper.ens10.fields import LEAD, DatedFields
+from smoe_paper.ens10.files import LEAD, DatedFields
 from smoe_paper.ens10.sources import EnsembleSource, open_efi, open_truth
 from smoe_paper.ens10.store import (
     EFI,

@@ -14,11 +14,15 @@ from smoe.gridded import open_netcdf
 from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.atmosphere.files import OpenFiles
 from smoe_paper.atmosphere.variables import Variable
-from smoe_paper.ens10.fields import LEAD, DatedFields, check_calendar, check_order, check_same_dates
-from smoe_paper.ens10.members import (
+from smoe_paper.ens10.files import (
+    LEAD,
+    DatedFields,
     MemberFile,
     OpenMembers,
+    check_calendar,
     check_members,
+    check_order,
+    check_same_dates,
     find_member_files,
     mean_and_spread,
     open_members,
