@@ -181,7 +181,7 @@ def test_experts_are_ranked_by_their_scores() -> None:
 def test_gates_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TwoLayers(0)
     first, second = read_gates(model, place_samples()["volume"])
-    assert (first.layers, first.gate.num_experts, first.gate.num_selected) == (("first",), 4, 2)
+    assert (first.layers, first.num_experts, first.num_selected) == (("first",), 4, 2)
     # Places of other pixels are not those of the gate.
     assert first.places == Places("grid", GRID)
     expected = model.first.routing()
