@@ -43,7 +43,7 @@ def test_the_default_layer_takes_the_same_steps(num_candidates: int) -> None:
     torch.nn.init.normal_(page.weight)
     torch.nn.init.normal_(page.bias)
     rule = StraightThrough(noise=0.0, share=1.0)
-    layer = smoe.SpatialMoE2d.from_experts(2, 4 * num_candidates, 4, spatial_shape=(7, 5), rule=rule)
+    layer = smoe.SpatialMoE2d(2, 4, num_candidates=num_candidates, spatial_shape=(7, 5), rule=rule)
     layer.load_state_dict(
         {
             "weight": page.weight.flatten(0, 1),
@@ -55,7 +55,7 @@ def test_the_default_layer_takes_the_same_steps(num_candidates: int) -> None:
     )
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (page, layer)]
     for _ in range(3):
-        x, target = torch.randn(4, 2, 7, 5), torch.randn(4, 4, 7, 5)
+        x, target = torch.randn(4, 2, 7, 5) + 2.0, torch.randn(4, 4, 7, 5)
         for each in optimizers:
             each.zero_grad()
         output, input_gradient = _gradients(page, x, target)
@@ -68,5 +68,6 @@ def test_the_default_layer_takes_the_same_steps(num_candidates: int) -> None:
     state = layer.state_dict()
     torch.testing.assert_close(state["weight"], page.weight.detach().flatten(0, 1))
     torch.testing.assert_close(state["bias"], page.bias.detach().flatten())
+    torch.testing.assert_close(state["_affine.scale"], page.scale.detach())
     torch.testing.assert_close(state["gate.keys"], page.get_buffer("keys").detach().flatten(0, 1))
     torch.testing.assert_close(state["gate.embedding.values"], page.get_buffer("embedding").detach())

@@ -1,8 +1,8 @@
 """The method on one page, in plain PyTorch: the paper's layer and the default layer of this library.
 
-This module is for reading. It computes every expert everywhere, so it is slow; the layers of the library compute the
-selected experts only and are tested to be equal to it, outputs and gradients (tests/test_reference.py). B samples, C
-input channels, X experts, E of them selected at each pixel, H rows and W columns.
+It computes every expert everywhere, so it is slow; the layers of the library compute the selected experts only and are
+tested to be equal to it (tests/test_reference.py). B samples, C input channels, X experts, E of them selected at each
+pixel, H rows and W columns.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class _RoutingClassification(torch.autograd.Function):
 class FamilyMoE2d(nn.Module):
     """The default layer: each output channel has a family of candidates, one of which serves each pixel.
 
-    The score of a candidate is the product of its key and the pixel's embedding. In training, noise is added, so that
+    The score of a candidate is the product of its key and the pixel's embedding, plus noise in training, so that
     candidates that are nearly as good take part. The candidates of a family start equal: the layer is a convolution.
     Keys and embedding are buffers, which no optimiser of the user changes. They learn by steps of their own, of 0.1 in
     units of the scores: call `step_gate` after the optimiser's step. (The layer of the library needs no call.)
 
     Args:
         in_channels: C.
-        out_channels: E, the number of families.
+        out_channels: E, the number of families, at least 2.
         num_candidates: K, the number of candidates in each family; X = E K.
         spatial_shape: H and W.
         rank: Numbers of a key and of an embedding.
@@ -107,20 +107,22 @@ class FamilyMoE2d(nn.Module):
         out_channels: int,
         num_candidates: int,
         spatial_shape: tuple[int, int],
-        *,
         rank: int = 8,
         scale: float = 10.0,
     ) -> None:
         super().__init__()
-        self.scale = scale
+        self.score_scale = scale
         filters = nn.init.kaiming_uniform_(torch.empty(out_channels, in_channels, 3, 3), nonlinearity="relu")
         self.weight = nn.Parameter(filters[:, None].repeat(1, num_candidates, 1, 1, 1))
         self.bias = nn.Parameter(torch.zeros(out_channels, num_candidates))
+        self.scale = nn.Parameter(torch.ones(out_channels, *spatial_shape))
+        self.offset = nn.Parameter(torch.zeros(out_channels, *spatial_shape))
         keys = torch.randn(out_channels, num_candidates, rank) / rank**0.5
         embedding = torch.randn(rank, *spatial_shape) * 0.1 / scale
         self.register_buffer("keys", keys.requires_grad_())
         self.register_buffer("embedding", embedding.requires_grad_())
         self.own_optimizer = torch.optim.Adam([keys, embedding], lr=0.1 / scale, eps=1e-12)
+        self.first: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def step_gate(self) -> None:
         """One step of the gate, by the gradients of all backward passes since the last one."""
@@ -129,12 +131,17 @@ class FamilyMoE2d(nn.Module):
 
     def forward(self, input: torch.Tensor, noise: torch.Tensor | float = 0.0) -> torch.Tensor:
         """`(B, C, H, W)` to `(B, E, H, W)`; `noise` is added to the scores `(E, K, H, W)`, the same between steps."""
-        scores = self.scale * torch.einsum("ekr,rhw->ekhw", self.keys, self.embedding)
-        outputs = F.conv2d(input, self.weight.flatten(0, 1), self.bias.flatten(), padding=1)
-        outputs = outputs.unflatten(1, scores.shape[:2])
+        scores = self.score_scale * torch.einsum("ekr,rhw->ekhw", self.keys, self.embedding)
+        if self.first is None:
+            self.first = input.mean(dim=(0, 2, 3)), self.weight.detach().clone()
+        mean, first_weight = self.first
+        # What changes in the filters works on the input less its mean in the first training pass.
+        bias = self.bias + torch.einsum("ekcij,c->ek", first_weight - self.weight, mean)
+        outputs = F.conv2d(input, self.weight.flatten(0, 1), bias.flatten(), padding=1).unflatten(1, scores.shape[:2])
         chosen = (scores + noise).argmax(dim=1, keepdim=True)
         selected = outputs.gather(2, chosen.expand(len(input), -1, -1, -1, -1))[:, :, 0]
-        return _StraightThrough.apply(selected, scores, outputs.detach())  # type: ignore[return-value]
+        selected = _StraightThrough.apply(selected, scores, outputs.detach())
+        return self.offset + self.scale * selected  # type: ignore[operator]
 
 
 class _StraightThrough(torch.autograd.Function):

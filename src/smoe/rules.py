@@ -230,14 +230,16 @@ class Probing(Rule):
 
 @dataclass(frozen=True)
 class StraightThrough(Rule):
-    """The scores receive the gradient of the loss by how much of each other choice would be made.
+    """The default: all candidates of a family are compared, and the gate takes steps of its own.
 
-    With a gate of families, all candidates of a family are compared, each with the probability that the softmax of its
-    scores gives it. One expert of each family is computed in forward; in training it is drawn with noise, so that
-    candidates that are nearly as good take part, and the noise has no effect where the gate is certain. The gradient is
-    in units of its own spread: the scale of loss and data has no effect. With a gate that selects the experts with the
-    highest scores (`order="score"`), one challenger is compared with one selected expert at each pixel, without noise.
-    Needs a gate that does not look at its input. See docs/rules.md.
+    A score receives the gradient of the loss by how much more of its candidate would be made, each with the probability
+    that the softmax of the scores gives it. One expert of each family is computed in forward; in training it is drawn
+    with noise, so that candidates that are nearly as good take part, and the noise has no effect where the gate is
+    certain. The noise stays the same until the gate steps.
+
+    The numbers of the gate are buffers. They step when an optimiser steps that holds a parameter of the layer: Adam, by
+    0.1 in units of the scores, whatever the optimiser, its rate, the scale of the loss and of the data. Needs a gate
+    with families that does not look at its input. See docs/rules.md.
 
     Attributes:
         temperature: Temperature of the softmax over a family, positive.
@@ -246,9 +248,9 @@ class StraightThrough(Rule):
             learns in some of the passes only. None for a quarter with up to three candidates in a family, and for
             0.5 / (K - 1) with K of them.
         noise: Standard deviation of the noise of the selection in training, in units of the scores; 0 for none.
-        warm_up: Backward passes during which the noise grows from 0 to `noise`, so that a trained network that was
+        warm_up: Steps of the gate during which the noise grows from 0 to `noise`, so that a trained network that was
             converted is not disturbed while its experts begin to differ. A compiled layer has no warm-up.
-        patience: Backward passes after which an expert of a family that serves less than 1 % of the pixels becomes a
+        patience: Steps of the gate after which an expert of a family that serves less than 1 % of the pixels becomes a
             copy of the one of its family that serves most; 0 for never. Needs a `FactorisedGate`, and a layer of
             filters.
     """
@@ -256,11 +258,11 @@ class StraightThrough(Rule):
     temperature: float = 1.0
     share: float | None = None
     noise: float = 1.25
-    warm_up: int = 100
+    warm_up: int = 20
     patience: int = 0
 
     name: ClassVar[str] = "straight_through"
-    orders: ClassVar[tuple[str, ...]] = ("score", "families")
+    orders: ClassVar[tuple[str, ...]] = ("families",)
     learner: ClassVar[str] = "smoe.nn._straight_through:StraightThroughLearner"
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ def _unchosen() -> nn.Module:
 
 
 def _probing() -> nn.Module:
-    layer = smoe.SpatialMoE2d.from_experts(2, 6, 1, spatial_shape=GRID)
+    layer = smoe.SpatialMoE2d.from_experts(2, 6, 1, spatial_shape=GRID, rule="probe")
     # The first pass of a window disturbs the output.
     assert layer.gate.memory is not None
     layer.gate.memory.counters["num_passes"] = 1
@@ -100,6 +100,7 @@ def case(request) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     with torch.no_grad():
         for parameter in (*layer.parameters(), *numbers):
             parameter.add_(0.3 * torch.randn_like(parameter))
+        layer(*inputs())  # the first pass in training sets the mean input
     return layer, inputs()
 
 
@@ -161,7 +162,7 @@ def test_second_derivatives_of_the_kernels_are_those_of_float64(case, mode, monk
 def test_a_gradient_penalty_of_equal_experts_is_that_of_a_convolution(batch, training):
     torch.manual_seed(0)
     layer, conv = (
-        smoe.SpatialMoE2d.from_experts(2, 8, 4, spatial_shape=(16, 16)).train(training),
+        smoe.SpatialMoE2d.from_experts(2, 8, 4, spatial_shape=(16, 16), rule="frozen").train(training),
         nn.Conv2d(2, 4, 3, padding=1),
     )
     with torch.no_grad():
@@ -307,7 +308,8 @@ def test_a_gate_learns_from_the_parameters_that_functional_call_was_given():
 
 def test_probing_learns_nothing_from_derivatives_that_a_loss_is_made_of():
     torch.manual_seed(0)
-    layer, x = smoe.SpatialMoE2d.from_experts(2, 6, 1, spatial_shape=GRID), _plane().requires_grad_()
+    layer = smoe.SpatialMoE2d.from_experts(2, 6, 1, spatial_shape=GRID, rule="probe")
+    x = _plane().requires_grad_()
     assert layer.gate.memory is not None
     (slope,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
     assert layer.gate.memory.counters["num_passes"] == 0

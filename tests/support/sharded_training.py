@@ -61,8 +61,8 @@ def idle_experts() -> nn.Sequential:
     net = own_gates("straight_through(noise=0.01, patience=2)", local_affine=True)
     with torch.no_grad():
         for gate in smoe.diagnostics.layers_by_gate(net):
-            gate.get_parameter("embedding.values").fill_(1.0)
-            gate.get_parameter("keys")[1::3] = -5.0
+            gate.get_buffer("embedding.values").fill_(1.0)
+            gate.get_buffer("keys")[1::3] = -5.0
     return net
 
 
@@ -84,7 +84,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "end_to_end, weighted": lambda: one_gate("end_to_end", weighted=True),
     "straight_through, default": lambda: own_gates(),
     "straight_through, table of families": families,
-    "straight_through, order of scores": lambda: one_gate("straight_through"),
     "straight_through, shared embedding": one_embedding,
     "straight_through, restarts": idle_experts,
     "probe, shared gate": lambda: one_gate(Probing(window=2)),  # type: ignore[arg-type]
@@ -93,7 +92,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "other layers": own_unit_and_rest,
 }
 # Rules that draw nothing, and learn from all samples: their results do not depend on the number of processes.
-DETERMINED = ("rc", "end_to_end", "frozen")
+DETERMINED = ("rc", "end_to_end", "frozen", "straight_through, default", "straight_through, shared embedding")
 WRAPPERS: dict[str, Callable[..., Any]] = {
     "whole": DistributedDataParallel,
     "one unit": fully_shard,

@@ -35,7 +35,7 @@ from smoe.nn._grid_layers import GridMoE
 from smoe.nn._place_probe import Loss, place_scores
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.options import BiasOwner, GateInit, Order
-from smoe.rules import Damping, Rule
+from smoe.rules import Damping, Rule, StraightThrough
 
 Start = Literal["random", "filters"]
 # Less than this share of the multiply-adds is hardly a conversion.
@@ -61,7 +61,7 @@ def convert(
     start: Start | None = None,
     order: Order | None = None,
     bias: BiasOwner = "expert",
-    local_affine: bool = False,
+    local_affine: bool | None = None,
     rule: Rule | str | None = None,
     damping: Damping | str | float | None = None,
     linear: bool = False,
@@ -104,7 +104,8 @@ def convert(
             another if the rule does not work with it.
         bias: Owner of the biases, where the convolution has them: `expert`, so that the routing decides the offset of a
             pixel too, or `slot`, one for each output channel.
-        local_affine: Give each layer a learned factor and offset at each pixel and channel, as for `SpatialMoE2d`.
+        local_affine: Give each layer a learned factor and offset at each pixel and channel, as for `SpatialMoE2d`. None
+            for True with the default rule.
         rule: How the gates learn, as for `SpatialMoE2d`; None for the default rule.
         damping: Damping of the experts' error, as for `SpatialMoE2d`.
         linear: Also convert linear layers over positions, as for `plan_conversion`.
@@ -144,7 +145,7 @@ def convert(
         raise ValueError(f"no convolution can be converted: {plan.reasons or found}")
     if budget is not None:
         plan = _within_budget(plan, model, budget, batches, loss)
-    rule = resolve_default_rule(rule, None, order, num_selected=2)  # one rule for all layers
+    rule = resolve_default_rule(rule, None, order)  # one rule for all layers
     order = order or _order_for(rule, start)
     if order != "families" or make_gate is not None:
         plan = _without_groups(plan, model)
@@ -188,6 +189,8 @@ def convert(
             gates[key] = new_gate(change, weight)
             if key not in learning:
                 gates[key].requires_grad_(False)
+        if local_affine is None:
+            local_affine = isinstance(rule, StraightThrough)
         layer_options = {"bias": bias, "local_affine": local_affine, "rule": rule, "damping": damping}
         new = make_layer(old, change.num_experts, change.num_selected, gates[key], layer_options)
         if start == "filters":

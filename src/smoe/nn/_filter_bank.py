@@ -1,31 +1,28 @@
-"""What layers and `convert` do where nothing else is asked for.
+"""Banks of filters, and what layers and `convert` do where nothing else is asked for.
 
 The defaults are those that learned best with equal budgets on data whose structure is known:
-paper/results/bench/learn.md has the table, docs/rules.md the reasons. They need no number of the data and no length of
-the training:
+paper/results/bench/learn.md has the table, docs/rules.md the reasons. They need no number of the data, no length of the
+training and no rate of the optimiser, and they are the same for every number of outputs:
 
 - families of experts (`order="families"`), so that a channel keeps its meaning while the routing changes;
 - a `FactorisedGate`, whose pixels learn from all pixels like them;
-- the rule `StraightThrough`, which compares all candidates of a family, on a share of the samples;
-- equal experts in each family at the start, so that a new layer is a convolution, and a bias for each expert;
-- no damping.
-
-A layer with a single output channel (E = F = 1) is nearly always the last or the only layer, and its experts compete
-for whole pixels. There the rule `Probing` is exact where the straight-through gradient, which is of first order, is
-not: it is the default, with a `TensorGate` and experts that start at random (paper/results/heat/rules.md,
-paper/results/heat-mesh/main.md). Where probing is not possible (several outputs for each expert, weighted outputs), a
-single family has experts that start at random and are selected without noise, its gate is three times as fast, and an
-expert that serves no pixel becomes a copy of another: equal experts of a single family were exchanged before they
-differed.
+- the rule `StraightThrough`, which compares all candidates of a family, on a share of the samples, and steps by itself;
+- equal experts in each family at the start, so that a new layer is a convolution, and a bias for each expert; experts
+  of a single family, which compete for whole pixels, start at random;
+- filters that work on the difference of the input from its mean in the first training pass;
+- a learned scale and offset for each output channel and pixel.
 
 The paper's layer is one argument away: `rule="rc"` selects the experts with the highest scores of a `TensorGate`.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from abc import abstractmethod
+from collections.abc import Callable
 from numbers import Integral
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import nn
@@ -33,86 +30,36 @@ from torch import nn
 from smoe.nn._fixed_gates import DecidedGate
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gate_init import host_normal
-from smoe.nn._gates import FactorisedGate, TensorGate
+from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._routed_layer import RoutedLayer, check_positive
-from smoe.nn._shared_parameters import change_parameter
+from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
 from smoe.ops._families import slot_products
 from smoe.ops._gather import routed_bias
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order
-from smoe.rules import Damping, Frozen, Probing, RoutingClassification, Rule, StraightThrough, resolve_rule
-
-# Factor of the scores of a default gate, and that of a layer with one family.
-_SCALE, _SCALE_OF_ONE_FAMILY = 10.0, 30.0
+from smoe.rules import Damping, Frozen, RoutingClassification, Rule, StraightThrough, resolve_rule
 
 
-def resolve_default_rule(
-    rule: Rule | str | None,
-    gate: SpatialGate | None,
-    order: Order | None,
-    num_selected: int,
-    *,
-    can_probe: bool = False,
-) -> Rule:
-    """The rule given, or the default one for a gate.
+def resolve_default_rule(rule: Rule | str | None, gate: SpatialGate | None, order: Order | None) -> Rule:
+    """The rule given, or the default one for a gate, or for an order of experts.
 
     Args:
         rule: A rule, its short form, or None.
         gate: Gate of the layer; None if it is yet to be made.
         order: Order asked for; None for any.
-        num_selected: E, the number of experts selected at each pixel.
-        can_probe: Whether the layer has a single output channel, which is not weighted, and several experts for it.
     """
     if rule is not None:
         return resolve_rule(rule)
-    if can_probe and gate is None and order is None:
-        return Probing()
     order = gate.order if gate is not None else order or "families"
     is_comparable = order == "families" and not (gate is not None and gate.looks_at_input)
-    if not is_comparable:
-        return RoutingClassification()
-    return StraightThrough() if num_selected > 1 else StraightThrough(noise=0.0, patience=250)
+    return StraightThrough() if is_comparable else RoutingClassification()
 
 
 def default_order(rule: Rule) -> Order:
     """The order of the selected experts for a rule: families where the rule compares the experts of a family."""
     return "families" if isinstance(rule, (StraightThrough, Frozen)) else "score"
-
-
-def make_default_gate(
-    rule: Rule,
-    num_experts: int,
-    num_selected: int,
-    spatial_shape: tuple[int, ...],
-    expert_channels: int = 1,
-    *,
-    order: Order | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> SpatialGate:
-    """The gate of a layer that was given none.
-
-    Args:
-        rule: Rule of the layer.
-        num_experts: X, the number of experts in the bank.
-        num_selected: E, the number of experts selected at each pixel.
-        spatial_shape: Sizes of the output grid.
-        expert_channels: F, the number of outputs per expert.
-        order: Order of the selected experts; None for the default one.
-        device: Device of the parameters.
-        dtype: Dtype of the parameters.
-    """
-    order = order or default_order(rule)
-    if order == "families" and isinstance(rule, (StraightThrough, Frozen)):
-        scale = _SCALE if num_selected > 1 else _SCALE_OF_ONE_FAMILY
-        return FactorisedGate(
-            num_experts, num_selected, spatial_shape, scale=scale, order=order, device=device, dtype=dtype
-        )
-    return TensorGate(
-        num_experts, num_selected, spatial_shape, expert_channels, order=order, device=device, dtype=dtype
-    )
 
 
 def resolve_gate(
@@ -121,18 +68,25 @@ def resolve_gate(
     num_experts: int,
     num_selected: int,
     spatial_shape: tuple[int, ...] | None,
-    expert_channels: int,
-    order: Order | None,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
+    expert_channels: int = 1,
+    order: Order | None = None,
+    embedding: PixelEmbedding | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> SpatialGate:
     """The gate given to a layer, checked against its numbers, or the default one made for them."""
     if gate is None:
-        if spatial_shape is None:
+        if spatial_shape is None and embedding is None:
             raise ValueError("give spatial_shape=, the sizes of the output grid, or a gate")
-        return make_default_gate(
-            *(rule, num_experts, num_selected, spatial_shape, expert_channels), order=order, device=device, dtype=dtype
-        )
+        order = order or default_order(rule)
+        kwargs: dict[str, Any] = {"order": order, "device": device, "dtype": dtype}
+        if order == "families" and isinstance(rule, (StraightThrough, Frozen)):
+            return FactorisedGate(num_experts, num_selected, spatial_shape, embedding=embedding, **kwargs)
+        if embedding is not None or spatial_shape is None:
+            raise ValueError(f"embedding= is for the default gate of families, but the rule {rule} has another")
+        return TensorGate(num_experts, num_selected, spatial_shape, expert_channels, **kwargs)
+    if embedding is not None:
+        raise ValueError("a gate has its own embedding: give gate= or embedding=")
     if (gate.num_experts, gate.num_selected) != (num_experts, num_selected):
         raise ValueError(
             f"the gate selects {gate.num_selected} of {gate.num_experts} experts, but the layer is to select "
@@ -193,6 +147,66 @@ class LocalAffine(nn.Module):
         return f"{len(self.scale)}, spatial_shape={tuple(self.scale.shape[1:])}"
 
 
+# Means of an input, in its standard deviations, from which on layers say that it should be normalised.
+_LARGE_MEAN = 15.0
+
+
+class InputMean(Memory):
+    """Mean input of a layer in its first training pass, and what its filters made of it then.
+
+    Filters that have changed since work on the difference from the mean, so that candidates and their gradients are
+    compared without it, however large it is. The output is not changed when the mean is set.
+
+    Args:
+        num_inputs: C.
+        num_outputs: X * F.
+        device: Device of the buffers.
+    """
+
+    mean: torch.Tensor
+    response: torch.Tensor
+
+    def __init__(self, num_inputs: int, num_outputs: int, device: torch.device | str | None = None) -> None:
+        super().__init__("is_set")
+        self.register_buffer("mean", torch.zeros(num_inputs, device=device))
+        self.register_buffer("response", torch.zeros(num_outputs, device=device))
+
+    @torch.no_grad()
+    def set(self, source: torch.Tensor, weight: torch.Tensor) -> None:
+        """Takes the mean of a source `(B, C, ...)`, of all processes, for filters `(X * F, C, *kernel)`."""
+        if source.numel() == 0:
+            return
+        axes = (0, *range(2, source.ndim))
+        mean = source.mean(dim=axes, dtype=torch.promote_types(source.dtype, torch.float32)).to(self.mean.dtype)
+        if has_process_group():
+            torch.distributed.all_reduce(mean)
+            mean /= torch.distributed.get_world_size()
+        mean = torch.where(mean.isfinite(), mean, 0.0)
+        self.mean.copy_(mean)
+        self.response.copy_(self.response_of(weight))
+        self.counters["is_set"] = 1
+        if source.is_meta or torch.compiler.is_compiling():
+            return
+        deviation = source.float().var(dim=axes, correction=0).sqrt()
+        is_large = (deviation > 0.0) & (mean.abs() > _LARGE_MEAN * deviation)
+        if bool(is_large.any()):
+            channel = int(is_large.nonzero()[0])
+            warnings.warn(
+                f"channel {channel} of an SMoE layer's input has a mean of {float(mean[channel]):.4g} and deviates by "
+                f"{float(deviation[channel]):.4g}: normalise inputs and targets, or learning is slow",
+                stacklevel=8,
+            )
+
+    def response_of(self, weight: torch.Tensor) -> torch.Tensor:
+        """Outputs of filters for the mean at every pixel, `(X * F,)`, in at least float32."""
+        sums = weight.flatten(2).sum(dim=2, dtype=self.mean.dtype) if weight.ndim > 2 else weight.to(self.mean.dtype)
+        return sums @ self.mean
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        # The difference of two responses would be lost in half precision.
+        return super()._apply(lambda values: at_least_float32(fn, values), recurse)
+
+
 # Noise of a restarted expert, relative to the filter it copies: enough to tell the two apart.
 _RESTART_NOISE = 0.02
 
@@ -202,8 +216,9 @@ class BankOptions(TypedDict, total=False):
 
     expert_channels: int
     gate: SpatialGate | None
+    embedding: PixelEmbedding | None
     bias: bool | BiasOwner | None
-    local_affine: bool
+    local_affine: bool | None
     weighted: bool
     order: Order | None
     rule: Rule | str | None
@@ -217,9 +232,10 @@ class LayerOptions(TypedDict, total=False):
 
     num_candidates: int
     gate: SpatialGate | None
+    embedding: PixelEmbedding | None
     bias: bool
     rule: Rule | str | None
-    local_affine: bool
+    local_affine: bool | None
     device: torch.device | str | None
     dtype: torch.dtype | None
 
@@ -229,18 +245,30 @@ def as_bank(
     *,
     num_candidates: int = 2,
     gate: SpatialGate | None = None,
+    embedding: PixelEmbedding | None = None,
     bias: bool = True,
     rule: Rule | str | None = None,
-    local_affine: bool = False,
+    local_affine: bool | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[int, int, BankOptions]:
     """X, E and the options of the bank of a layer with a family of candidates for each output channel."""
     check_positive(out_channels=out_channels, num_candidates=num_candidates)
-    options: BankOptions = {"gate": gate, "bias": bias, "rule": rule, "local_affine": local_affine}
-    if out_channels > 1 and gate is None and rule is not None and "families" in resolve_rule(rule).orders:
+    if local_affine is None:
+        local_affine = isinstance(resolve_default_rule(rule, gate, None), StraightThrough)
+    options: BankOptions = {"gate": gate, "embedding": embedding, "bias": bias, "rule": rule}
+    if gate is None and rule is not None and "families" in resolve_rule(rule).orders:
         options["order"] = "families"
-    return num_candidates * out_channels, out_channels, {**options, "device": device, "dtype": dtype}
+    return (
+        num_candidates * out_channels,
+        out_channels,
+        {
+            **options,
+            "local_affine": local_affine,
+            "device": device,
+            "dtype": dtype,
+        },
+    )
 
 
 class FilterBank(RoutedLayer):
@@ -262,8 +290,9 @@ class FilterBank(RoutedLayer):
         *,
         expert_channels: int = 1,
         gate: SpatialGate | None = None,
+        embedding: PixelEmbedding | None = None,
         bias: bool | BiasOwner | None = None,
-        local_affine: bool = False,
+        local_affine: bool | None = None,
         weighted: bool = False,
         order: Order | None = None,
         rule: Rule | str | None = None,
@@ -281,6 +310,7 @@ class FilterBank(RoutedLayer):
             spatial_shape: Sizes of the output grid.
             expert_channels: As for `SpatialMoE2d.from_experts`, like all arguments below.
             gate: Gate that selects the experts; without one, it is made for `spatial_shape`.
+            embedding: Embedding of the pixels that the default gate is made of.
             bias: Owner of the bias.
             local_affine: A learned scale and offset for each output channel and pixel.
             weighted: Multiply the experts' outputs by their scores.
@@ -294,9 +324,9 @@ class FilterBank(RoutedLayer):
         if not isinstance(num_selected, Integral):
             raise ValueError(f"num_selected must be an integer, got {num_selected!r}")
         is_default_rule = rule is None and gate is None and order is None
-        can_probe = num_selected == 1 and expert_channels == 1 and num_experts > 1 and not weighted
-        rule = resolve_default_rule(rule, gate, order, num_selected, can_probe=can_probe)
-        gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, device, dtype)
+        rule = resolve_default_rule(rule, gate, order)
+        numbers = (num_experts, num_selected, spatial_shape, expert_channels, order, embedding)
+        gate = resolve_gate(gate, rule, *numbers, device, dtype)
         RoutedLayer.__init__(self, gate, expert_channels, weighted, rule, damping, device=device)
         self.in_channels = in_channels
         self._plan: HeldPlan | None = None
@@ -309,6 +339,9 @@ class FilterBank(RoutedLayer):
         self._bias_owner: BiasOwner | None = "expert" if bias is True else bias or None
         num_biases = (num_selected if self._bias_owner == "slot" else num_experts) * expert_channels
         self.bias = nn.Parameter(torch.zeros(num_biases, device=device, dtype=dtype)) if self._bias_owner else None
+        self._input_mean: InputMean | None = None
+        if isinstance(rule, StraightThrough) and self._bias_owner == "expert":
+            self._input_mean = InputMean(in_channels, num_biases, device)
         self._affine = None
         if local_affine:
             if gate.spatial_shape is None:
@@ -324,12 +357,15 @@ class FilterBank(RoutedLayer):
         return self.gate.num_selected * self._expert_channels
 
     def reset_parameters(self) -> None:
-        """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone.
+        """Draws the experts anew and zeroes the bias; the gate may be shared, so it is left alone.
+
+        Experts start as the filters of `nn.Conv2d` do, and with the rules of the paper as those of its layer.
 
         The experts of a family start equal: the layer starts as a convolution, whichever expert serves a pixel, and the
         experts part because each learns from its own pixels. Those of a single family start at random.
         """
-        nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
+        slope = math.sqrt(5.0) if isinstance(self.rule, StraightThrough) else 0.0
+        nn.init.kaiming_uniform_(self.weight, a=slope)
         if self.gate.order == "families" and self.gate.num_selected > 1:
             members = family_members(self.gate.num_experts, self.gate.num_selected, device=self.weight.device)
             experts = self.weight.data.unflatten(0, (-1, self._expert_channels))
@@ -432,7 +468,7 @@ class FilterBank(RoutedLayer):
         output = self._apply_bank(source, indices)
         if self.bias is None or self._bias_owner == "slot":
             return output
-        bias = routed_bias(self.bias, indices, self._expert_channels)
+        bias = routed_bias(self._offsets(), indices, self._expert_channels)
         if bias.dtype != output.dtype:
             bias = bias.to(output.dtype)
         bias = bias.unflatten(2, output.shape[2:])
@@ -443,9 +479,30 @@ class FilterBank(RoutedLayer):
         weight = self._parameters.get("weight")
         return weight if weight is not None and weight.requires_grad else super()._trained_parameter()
 
+    def _see(self, source: torch.Tensor) -> None:
+        """Notes the mean of the first source."""
+        if self._input_mean is not None and not self._input_mean.counters["is_set"] and not has_transforms():
+            self._input_mean.set(source, self.weight)
+
+    def _offsets(self) -> torch.Tensor:
+        """The biases of the experts `(X * F,)`, for filters that work on the difference from the mean input."""
+        assert self.bias is not None
+        if self._input_mean is None or not self._input_mean.counters["is_set"]:
+            return self.bias
+        # The filters that the mean was set with have no part in it.
+        change = self._input_mean.response - self._input_mean.response_of(self.weight)
+        return self.bias + change.to(self.bias.dtype)
+
+    @torch.no_grad()
+    def _fold_mean(self) -> None:
+        """Lets the bias have the part of the mean input, for a layer that learns no more."""
+        if self._input_mean is not None and self.bias is not None:
+            self.bias.copy_(self._offsets())
+            self._input_mean.restart()
+
     def _compared(self) -> tuple[torch.Tensor, ...]:
         weight = self.weight.detach()
-        return (weight,) if self.bias is None or self._bias_owner == "slot" else (weight, self.bias.detach())
+        return (weight,) if self.bias is None or self._bias_owner == "slot" else (weight, self._offsets().detach())
 
     @torch.no_grad()
     def _candidate_products(

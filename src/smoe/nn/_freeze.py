@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from smoe.nn._filter_bank import FilterBank
 from smoe.nn._fixed_gates import DecidedGate
 from smoe.nn._gate import SpatialGate
 from smoe.nn._routed_layer import RoutedLayer
@@ -54,6 +55,8 @@ def freeze(model: Model) -> Model:
     decided: dict[int, DecidedGate] = {}
     for layer in layers:
         layer.freeze()
+        if isinstance(layer, FilterBank):
+            layer._fold_mean()
     for layer in layers:
         gate = layer.gate
         needs_scores = layer._weighted or layer._active_damping is not None or gate.looks_at_input

@@ -235,7 +235,8 @@ class GraphMoE(FilterBank):
             with others is refused.
         fixed_graph: Refuse edges that differ from those of the first pass over all nodes, whose hash is saved with the
             gate. False for graphs whose edges change from sample to sample or are dropped at random.
-        **options: `num_candidates`, `bias`, `gate`, `rule`, `local_affine`, `device` and `dtype` as for `SpatialMoE2d`.
+        **options: `num_candidates`, `bias`, `gate`, `embedding`, `rule`, `local_affine`, `device` and `dtype` as for
+            `SpatialMoE2d`.
 
     Example:
         >>> conv = smoe.GraphMoE(16, 2, num_nodes=data.num_nodes)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank
+from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank, resolve_default_rule
 from smoe.nn._gate import SpatialGate
+from smoe.nn._gates import PixelEmbedding
 from smoe.nn._routed_layer import (
     as_leaf,
     check_kernel_size,
@@ -22,7 +23,7 @@ from smoe.ops._any_conv import ConvOptions, any_conv, conv_sizes, routed_any_con
 from smoe.ops._conv_kernels import convolve
 from smoe.ops._routed_conv import grid_conv2d, routed_conv
 from smoe.options import PADDING_MODES, PaddingMode
-from smoe.rules import Rule, StraightThrough, resolve_rule
+from smoe.rules import Rule
 
 ConvPadding = Literal["zeros", "circular", "longitude", "reflect", "replicate"]
 
@@ -124,8 +125,9 @@ class GridMoE(FilterBank):
         bias: bool = True,
         padding_mode: ConvPadding = "zeros",
         gate: SpatialGate | None = None,
+        embedding: PixelEmbedding | None = None,
         rule: Rule | str | None = None,
-        local_affine: bool = False,
+        local_affine: bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -134,6 +136,7 @@ class GridMoE(FilterBank):
             num_candidates=num_candidates,
             bias=bias,
             gate=gate,
+            embedding=embedding,
             rule=rule,
             local_affine=local_affine,
             device=device,
@@ -202,8 +205,9 @@ class GridMoE(FilterBank):
         spatial_shape: int | tuple[int, ...] | None = None,
         num_candidates: int = 2,
         gate: SpatialGate | None = None,
+        embedding: PixelEmbedding | None = None,
         rule: Rule | str | None = None,
-        local_affine: bool = False,
+        local_affine: bool | None = None,
     ) -> Self:
         """A layer that computes what the convolution computes: the candidates of a channel start as its filter.
 
@@ -214,15 +218,14 @@ class GridMoE(FilterBank):
             spatial_shape: Sizes of its output grid.
             num_candidates: As for the layer, like all arguments below.
             gate: Gate with families of candidates.
+            embedding: Embedding of the pixels, shared with other layers of the grid.
             rule: How the gate learns; None for straight-through.
             local_affine: A learned scale and offset for each output channel and pixel.
         """
         num_axes = len(cls._axes)
         if not isinstance(conv, (_ConvNd, GridConv2d)) or conv.weight.ndim != num_axes + 2:
             raise TypeError(f"{cls.__name__}.from_conv takes an nn.Conv{num_axes}d, got a {type(conv).__name__}")
-        if gate is None and rule is None:
-            rule = StraightThrough()  # the default of a single channel, probing, needs candidates that differ
-        orders = resolve_rule(rule).orders if gate is None and rule is not None else (gate and gate.order,)
+        orders = resolve_default_rule(rule, None, None).orders if gate is None else (gate.order,)
         filters = conv_filters(conv)
         if len(filters) > 1 and "families" not in orders:
             culprit = f"the rule {rule}" if gate is None else f"the {type(gate).__name__}"
@@ -235,6 +238,7 @@ class GridMoE(FilterBank):
             num_candidates=num_candidates,
             bias=conv.bias is not None,
             gate=gate,
+            embedding=embedding,
             rule=rule,
             local_affine=local_affine,
             device=filters.device,
@@ -298,6 +302,8 @@ class GridMoE(FilterBank):
             shape = self._sizes("spatial_shape", spatial_shape)
         self._init_bank(in_channels // groups, num_experts, num_selected, kernel, shape, **options)
         check_axes(self, num_axes)
+        if groups > 1 or transposed:  # a filter does not meet the mean of all channels with all its taps
+            self._input_mean = None
         if groups > 1 and (self.gate.order != "families" or num_experts % num_selected):
             raise ValueError(
                 f"groups need families of equal size, got {num_experts} experts for {num_selected} outputs in the "
@@ -429,7 +435,8 @@ class GridMoE(FilterBank):
 class SpatialMoE2d(GridMoE):
     """A convolution whose filters a gate selects at every pixel: `nn.Conv2d` where the place decides.
 
-    Each output channel has a few candidate filters, and the gate selects one of them at each pixel. The layer takes the
+    Each output channel has a few candidate filters, and the gate selects one of them at each pixel. They start equal,
+    so that the layer starts as a convolution; those of a single output channel start at random. The layer takes the
     arguments of `nn.Conv2d`, and a few of its own. The C++ kernels compute odd kernels with one stride, no dilation,
     one group and padding that keeps the grid; all else is computed by PyTorch, with every candidate at every pixel.
     `SpatialMoE2d.from_experts` makes the layer of the paper, in the terms of the paper.
@@ -444,14 +451,16 @@ class SpatialMoE2d(GridMoE):
         padding: As for `nn.Conv2d`; None for "same", which keeps the grid at stride 1, with any stride.
         dilation: Distance of the taps, one number or that of rows and columns.
         groups: Number of groups of channels, which divides the channels of input and output.
-        bias: Add a learned number to the outputs of each candidate. It starts at 0.
+        bias: Add a learned number to the outputs of each candidate. It starts at 0. With one group, what changes in the
+            filters then works on the input less its mean in the first training pass.
         padding_mode: `zeros`, `circular`, `longitude` (the width wraps, zeros on the height), `reflect` or `replicate`.
         gate: Gate that selects the candidates; without one, the default gate of the rule is made for `spatial_shape`.
-        rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"probe(window=4)"`. None for the
-            default: probing for a single output channel, straight-through for several, and routing classification for a
-            gate that looks at its input or has another order.
+        embedding: Embedding of the pixels that the default gate is made of; `other.gate.embedding` shares that of
+            another layer on the same grid, which is better than one each.
+        rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"rc"`. None for the default:
+            straight-through, and routing classification for a gate that looks at its input or has another order.
         local_affine: Multiply each output channel by a learned number at each pixel, and add another. They start at 1
-            and 0. Needs a gate that was made for a grid.
+            and 0. None for True with the straight-through rule. Needs a gate that was made for a grid.
         device: Device of the weights.
         dtype: Dtype of the weights.
 

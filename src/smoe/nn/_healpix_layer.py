@@ -36,7 +36,8 @@ class HEALPixMoE(FilterBank):
         pixel_order: Order of pixels in an input `(B, C, 12 * n * n)`: `nested` or `ring`. Faces `(B, C, 12, n, n)` are
             taken with either; `smoe.ops._healpix` describes their axes.
         coordinates: Latitude and longitude of the pixels in degrees, `(12 * n * n, 2)`, to check the order by.
-        **options: `num_candidates`, `bias`, `gate`, `rule`, `local_affine`, `device` and `dtype` as for `SpatialMoE2d`.
+        **options: `num_candidates`, `bias`, `gate`, `embedding`, `rule`, `local_affine`, `device` and `dtype` as for
+            `SpatialMoE2d`.
 
     Example:
         >>> layer = HEALPixMoE(16, 2, nside=32)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
@@ -14,7 +12,7 @@ from smoe.ops._families import slot_products
 from smoe.ops._gather import gather_experts
 from smoe.ops._routing import family_members
 from smoe.options import Order
-from smoe.rules import Damping, Rule, StraightThrough
+from smoe.rules import Damping, Rule
 
 
 class SpatialMoE(RoutedLayer):
@@ -57,11 +55,8 @@ class SpatialMoE(RoutedLayer):
         rule: Rule | str | None = None,
         damping: Damping | str | float | None = None,
     ) -> None:
-        is_default = rule is None
-        rule = resolve_default_rule(rule, gate, order, num_selected)
-        if is_default and isinstance(rule, StraightThrough):
-            rule = replace(rule, patience=0)  # experts of a module cannot be copied
-        gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, None, None)
+        rule = resolve_default_rule(rule, gate, order)
+        gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order)
         super().__init__(gate, expert_channels, weighted, rule, damping)
         self.experts = experts
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from smoe.nn._shared_parameters import Memory, SharedModule, has_process_group, is_sharded
+from smoe.nn._shared_parameters import Memory, SharedModule, at_least_float32, has_process_group, is_sharded
 
 if TYPE_CHECKING:
     from smoe.nn._routed_layer import RoutedLayer
@@ -241,13 +241,8 @@ class SelfTaught(SharedModule):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         if self.steps is None:
             return super()._apply(fn, recurse)
-
-        def keep_digits(values: torch.Tensor) -> torch.Tensor:
-            # A step would be lost in half precision.
-            new = fn(values)
-            return values.to(new.device) if new.dtype in _HALF and values.dtype not in _HALF else new
-
-        super()._apply(keep_digits, recurse)
+        # A step would be lost in half precision.
+        super()._apply(lambda values: at_least_float32(fn, values), recurse)
         self._mark()
         return self
 

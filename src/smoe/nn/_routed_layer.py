@@ -259,6 +259,8 @@ class RoutedLayer(nn.Module, ABC):
     def _respond(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
         """The outputs of the selected experts; in training mode their backward pass trains the gate."""
         source = self._prepare(input)
+        if self.training:
+            self._see(source)
         if self.training and torch.is_grad_enabled():
             if has_transforms():
                 output = self._output_under_transforms(source, routing)
@@ -276,6 +278,9 @@ class RoutedLayer(nn.Module, ABC):
             return output
         # A score that is not finite ranks last, and is seen where the loss is read.
         return output + routing.unranked.to(output.dtype).unflatten(2, output.shape[2:])
+
+    def _see(self, source: torch.Tensor) -> None:
+        """Called with what the experts work on in each training pass."""
 
     def _finish(self, output: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
         """What is done with the outputs of experts `(B, E * F, *grid)`, or of some pixels: nothing by default."""

@@ -151,6 +151,13 @@ class Memory(nn.Module):
                     buffer.copy_(given[name])
 
 
+def at_least_float32(fn: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor) -> torch.Tensor:
+    """What `fn` makes of values when a module is moved, except that they do not lose digits in half precision."""
+    new = fn(values)
+    half = (torch.float16, torch.bfloat16)
+    return values.to(new.device) if new.dtype in half and values.dtype not in half else new
+
+
 def is_sharded(module: nn.Module) -> bool:
     """Whether FSDP divides the parameters of a module among processes."""
     return getattr(module, "_is_fsdp_managed_module", False)

@@ -59,7 +59,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, firs
 
 def test_numbers_of_the_gate_are_buffers_that_move_by_a_hundredth_in_each_step() -> None:
     net = make_net()
-    assert {name.rpartition(".")[2] for name, _ in net.named_parameters()} == {"weight", "bias"}
+    assert {name.rpartition(".")[2] for name, _ in net.named_parameters()} == {"weight", "bias", "scale", "offset"}
     before = numbers(net)
     train(net, torch.optim.SGD(net.parameters(), 1e-9), steps=1)
     moved = (numbers(net)["0.gate.keys"] - before["0.gate.keys"]).abs()
@@ -114,6 +114,7 @@ def test_clipping_does_not_see_the_gate() -> None:
 def test_accumulation_is_one_large_batch() -> None:
     whole, parts = make_net(), make_net()
     for net, pieces in ((whole, 1), (parts, 2)):
+        net(data(0)[0])  # the first pass sets the mean input
         optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
         for step in range(4):
             optimizer.zero_grad()

@@ -328,7 +328,7 @@ def test_a_gate_of_ones_own_learns_by_steps_of_its_own() -> None:
             rows = torch.linspace(-1.0, 1.0, GRID[0])[:, None]
             return self.net(rows).T[:, :, None].expand(-1, -1, GRID[1])
 
-    layer = smoe.SpatialMoE2d(2, 2, gate=Bands())
+    layer = smoe.SpatialMoE2d(2, 2, gate=Bands(), local_affine=False)
     nn.init.normal_(layer.weight)
     assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
