@@ -53,6 +53,8 @@ def test_the_default_layer_takes_the_same_steps(num_candidates: int) -> None:
         },
         strict=False,
     )
+    assert layer._input_mean is not None
+    layer._input_mean.start(layer.weight)
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (page, layer)]
     for _ in range(3):
         x, target = torch.randn(4, 2, 7, 5) + 2.0, torch.randn(4, 4, 7, 5)

@@ -122,7 +122,7 @@ class FamilyMoE2d(nn.Module):
         self.register_buffer("keys", keys.requires_grad_())
         self.register_buffer("embedding", embedding.requires_grad_())
         self.own_optimizer = torch.optim.Adam([keys, embedding], lr=0.1 / scale, eps=1e-12)
-        self.first: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.mean: torch.Tensor | None = None
 
     def step_gate(self) -> None:
         """One step of the gate, by the gradients of all backward passes since the last one."""
@@ -132,11 +132,9 @@ class FamilyMoE2d(nn.Module):
     def forward(self, input: torch.Tensor, noise: torch.Tensor | float = 0.0) -> torch.Tensor:
         """`(B, C, H, W)` to `(B, E, H, W)`; `noise` is added to the scores `(E, K, H, W)`, the same between steps."""
         scores = self.score_scale * torch.einsum("ekr,rhw->ekhw", self.keys, self.embedding)
-        if self.first is None:
-            self.first = input.mean(dim=(0, 2, 3)), self.weight.detach().clone()
-        mean, first_weight = self.first
-        # What changes in the filters works on the input less its mean in the first training pass.
-        bias = self.bias + torch.einsum("ekcij,c->ek", first_weight - self.weight, mean)
+        # The filters work on the input less its mean in the first training pass.
+        self.mean = input.detach().mean(dim=(0, 2, 3)) if self.mean is None else self.mean
+        bias = self.bias - torch.einsum("ekcij,c->ek", self.weight, self.mean)
         outputs = F.conv2d(input, self.weight.flatten(0, 1), bias.flatten(), padding=1).unflatten(1, scores.shape[:2])
         chosen = (scores + noise).argmax(dim=1, keepdim=True)
         selected = outputs.gather(2, chosen.expand(len(input), -1, -1, -1, -1))[:, :, 0]

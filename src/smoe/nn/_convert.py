@@ -202,6 +202,9 @@ def convert(
     for key in learning:
         gates[key].requires_grad_(True)
     _check_result(model, converted, example_input, plan.changes, is_same=check and start == "filters")
+    for layer in converted.modules():
+        if isinstance(layer, FilterBank) and layer._input_mean is not None:
+            layer._input_mean.restart()  # that of the example, which may be zeros
     if plan.multiply_adds and plan.share < _SMALL_SHARE and names is None and predicate is None:
         warnings.warn(
             f"only {plan.share:.1%} of the network's multiply-adds are in layers that were converted; "

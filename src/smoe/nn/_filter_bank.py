@@ -147,15 +147,16 @@ class LocalAffine(nn.Module):
         return f"{len(self.scale)}, spatial_shape={tuple(self.scale.shape[1:])}"
 
 
-# Means of an input, in its standard deviations, from which on layers say that it should be normalised.
-_LARGE_MEAN = 15.0
+# Mean of an input, and its ratio to the standard deviation, from which on layers say that it should be normalised.
+_LARGE_MEAN = 10.0
 
 
 class InputMean(Memory):
     """Mean input of a layer in its first training pass, and what its filters made of it then.
 
-    Filters that have changed since work on the difference from the mean, so that candidates and their gradients are
-    compared without it, however large it is. The output is not changed when the mean is set.
+    Filters work on the difference from the mean, so that candidates and their gradients are compared without it,
+    however large it is. With filters that were copied or loaded, only what changes in them does: the output stays as it
+    was.
 
     Args:
         num_inputs: C.
@@ -165,11 +166,20 @@ class InputMean(Memory):
 
     mean: torch.Tensor
     response: torch.Tensor
+    start_sum: torch.Tensor
 
     def __init__(self, num_inputs: int, num_outputs: int, device: torch.device | str | None = None) -> None:
         super().__init__("is_set")
         self.register_buffer("mean", torch.zeros(num_inputs, device=device))
         self.register_buffer("response", torch.zeros(num_outputs, device=device))
+        # Sum of the filters as they were drawn: others are not new.
+        self.register_buffer("start_sum", torch.full((), torch.nan, dtype=torch.float64, device=device))
+
+    @torch.no_grad()
+    def start(self, weight: torch.Tensor) -> None:
+        """Notes filters that were drawn anew."""
+        self.restart()
+        self.start_sum.copy_(weight.sum(dtype=torch.float64))
 
     @torch.no_grad()
     def set(self, source: torch.Tensor, weight: torch.Tensor) -> None:
@@ -183,12 +193,14 @@ class InputMean(Memory):
             mean /= torch.distributed.get_world_size()
         mean = torch.where(mean.isfinite(), mean, 0.0)
         self.mean.copy_(mean)
-        self.response.copy_(self.response_of(weight))
+        is_new = torch.isclose(weight.sum(dtype=torch.float64), self.start_sum.double(), rtol=1e-6)
+        self.response.copy_(torch.where(is_new, 0.0, self.response_of(weight)))
         self.counters["is_set"] = 1
         if source.is_meta or torch.compiler.is_compiling():
             return
         deviation = source.float().var(dim=axes, correction=0).sqrt()
-        is_large = (deviation > 0.0) & (mean.abs() > _LARGE_MEAN * deviation)
+        # Layers inside of a network may see small constants.
+        is_large = (deviation > 0.0) & (mean.abs() > _LARGE_MEAN * deviation.clamp(min=1.0))
         if bool(is_large.any()):
             channel = int(is_large.nonzero()[0])
             warnings.warn(
@@ -375,6 +387,8 @@ class FilterBank(RoutedLayer):
             nn.init.zeros_(self.bias)
         if self._affine is not None:
             self._affine.reset_parameters()
+        if self._input_mean is not None:
+            self._input_mean.start(self.weight)
 
     def _planned_grid(self) -> tuple[int, ...]:
         """The output grid as the kernels see it, of a layer whose gate was made for one."""
@@ -489,7 +503,6 @@ class FilterBank(RoutedLayer):
         assert self.bias is not None
         if self._input_mean is None or not self._input_mean.counters["is_set"]:
             return self.bias
-        # The filters that the mean was set with have no part in it.
         change = self._input_mean.response - self._input_mean.response_of(self.weight)
         return self.bias + change.to(self.bias.dtype)
 
