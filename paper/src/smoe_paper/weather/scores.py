@@ -247,7 +247,6 @@ def _name_times(times: np.ndarray) -> str:
     return named if len(times) <= _MOST_NAMED else f"{named}, ..., {times[-1]}"
 
 
-_PUBLISHED_CHANNELS = ("z_500", "t_850", "t2m")
 _PREFIXES = ("rmse", "mean_rmse", "mae", "acc")
 _LEGEND = (
     "rmse: root of the mean over times and area; mean_rmse: mean over times of the roots; mae: mean absolute error; "
@@ -321,21 +320,16 @@ def print_published(
     recipe: str | None = None,
     console: Console | None = None,
 ) -> None:
-    """Prints the RMSE of some forecasts above the published ones for the same lead."""
+    """Prints the RMSE of some forecasts above the published ones for the same lead; the recipe's row is marked."""
     console = console or Console(highlight=False)
-    channels = [
-        channel
-        for channel in _PUBLISHED_CHANNELS
-        if f"rmse_{channel}" in scores and any((channel, lead_hours) in row.rmse for row in PUBLISHED)
-    ]
+    published = {key for row in PUBLISHED for key in row.rmse}
+    scored = [metric.removeprefix("rmse_") for metric in scores if metric.startswith("rmse_")]
+    channels = [channel for channel in scored if (channel, lead_hours) in published]
     if not channels:
-        scored = ", ".join(name.removeprefix("rmse_") for name in scores if name.startswith("rmse_"))
         leads = " and ".join(f"{lead} h" for lead in LEADS_OF_TABLES)
-        console.print(
-            f"nothing was published for {scored} at {lead_hours} h; the tables have {', '.join(_PUBLISHED_CHANNELS)} "
-            f"at {leads}",
-            soft_wrap=True,
-        )
+        known = ", ".join(dict.fromkeys(channel for channel, _ in sorted(published, reverse=True)))
+        text = f"nothing was published for {', '.join(scored)} at {lead_hours} h; the tables have {known} at {leads}"
+        console.print(text, soft_wrap=True)
         return
     table = Table(title=f"RMSE at {lead_hours} h; published rows: {PUBLISHED_DATA}", title_justify="left")
     for header in ("model", "source"):
@@ -343,22 +337,14 @@ def print_published(
     for channel in channels:
         table.add_column(f"{channel_label(channel)}, {_units(channel)}", justify="right")
     for label, row in ((name, scores), *baselines.items()):
-        cells = [row.get(f"rmse_{channel}") for channel in channels]
-        table.add_row(label, "here", *("" if cell is None else format_score(cell) for cell in cells))
-    source = ""
-    for published in PUBLISHED:
-        if published.source != source:
-            table.add_section()
-            source = published.source
+        table.add_row(label, "here", *(format_score(row[f"rmse_{channel}"]) for channel in channels))
+    for row in PUBLISHED:
         cells = []
-        for channel in channels:
-            key = (channel, lead_hours)
-            decimals = 0 if channel == "z_500" else 2
-            spread = f" ± {published.spread[key]:g}" if key in published.spread else ""
-            cells.append(f"{published.rmse[key]:.{decimals}f}{spread}" if key in published.rmse else "")
-        is_same = recipe is not None and published.recipe == recipe.removesuffix("-rasp")
-        label = f"{published.model} (this recipe)" if is_same else published.model
-        table.add_row(label, published.source, *cells, style="bold" if is_same else None)
+        for key in ((channel, lead_hours) for channel in channels):
+            spread = f" ± {row.spread[key]:g}" if key in row.spread else ""
+            cells.append(f"{row.rmse[key]:.{0 if key[0] == 'z_500' else 2}f}{spread}" if key in row.rmse else "")
+        is_same = recipe is not None and row.recipe == recipe.removesuffix("-rasp")
+        table.add_row(f"{row.model} (this recipe)" if is_same else row.model, row.source, *cells)
     console.print(table)
     console.print(
         f"Published rows are of {PUBLISHED_DATA}, at 5.625 degrees where nothing else is said. They can be compared "
