@@ -27,7 +27,8 @@ from smoe.regression._ladder_fit import fit_ladders
 from smoe.regression._nets import NetShape
 from smoe.regression._options import RegressorOptions
 from smoe.regression._preparation import prepare
-from smoe.regression._regressor import build_net, make_objective, write_predictions
+from smoe.regression._procedures import write_predictions
+from smoe.regression._regressor import build_net, make_objective
 from smoe.regression._scores import NOT_KEPT, PLAIN
 from smoe.regression._training import NetSamples, train_net
 from smoe.training.progress import Reporter

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 import smoe
 from gridded_files import cosines, regional
-from smoe.errors import DataError
+from smoe.errors import DataError, SmoeError
 from smoe.regression._ladder import COMBINATION, TimeBasis
 from smoe.regression._ladder_fit import NormalEquations, candidate_bases, ring_neighbours
 
@@ -169,3 +170,80 @@ def test_a_combination_is_weighted_by_errors_that_were_not_fitted() -> None:
     chosen = error.sel(time=y["time"].values[inside][1:])
     by_hand = float(np.sqrt((chosen**2).weighted(weights).mean(["lat", "lon"]).mean()))
     assert float(ladder.errors[ladder.best][0]) == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_options_are_read_set_and_cloned() -> None:
+    base = pytest.importorskip("sklearn.base")
+    model = smoe.GridRegressor("layer", lead="1 month", lower=0.0, **QUIET)
+    again = base.clone(model)
+    assert again.get_params() == model.get_params() and again is not model
+    assert model.set_params(filters=3).options.filters == 3 and model.options.lead == "1 month"
+    with pytest.raises(SmoeError, match="has no option 'fliters'"):
+        model.set_params(fliters=3)
+    with pytest.raises(SmoeError, match=r"lower must be below upper, got 1\.0 and 0\.0"):
+        model.set_params(lower=1.0, upper=0.0)
+    assert "not fitted" in model._repr_html_()
+
+
+def test_predictions_keep_within_bounds() -> None:
+    y = seasonal()
+    model = smoe.GridRegressor(net="ladder", lead="1 month", lower=279.0, upper=282.0, **QUIET).fit(y, y)
+    predicted = model.predict(y)["t2m"]
+    assert float(predicted.min()) == 279.0 and float(predicted.max()) == 282.0
+
+
+def test_a_rollout_is_the_prediction_of_predictions() -> None:
+    y = seasonal()
+    model = smoe.GridRegressor(net="ladder", lead="1 month", **QUIET).fit(y, y)
+    start = y.isel(time=slice(100, 103))
+    found = model.rollout(start, 3)
+    assert found["t2m"].dims[:2] == ("lead_time", "time") and found.sizes["lead_time"] == 3
+    second = model.predict(model.predict(start))
+    np.testing.assert_array_equal(found["t2m"][1], second["t2m"])
+    np.testing.assert_array_equal(found["valid_time"][1], second["time"])
+    np.testing.assert_array_equal(found["time"], start["time"])
+    both = y.assign(other=y["t2m"] * 2.0)
+    model = smoe.GridRegressor(net="ladder", lead="1 month", **QUIET).fit(both, y)
+    with pytest.raises(DataError, match="it does not predict other"):
+        model.rollout(both, 2)
+
+
+def test_every_time_is_scored_by_a_model_that_has_not_seen_it() -> None:
+    y = seasonal()
+    model = smoe.GridRegressor(net="climatology", lead="1 month", **QUIET)
+    table = model.cross_validate(y, y, folds=3)
+    # One sample between two blocks belongs to neither.
+    assert table.num_samples == 177 and not model.is_fitted
+    # The standard deviation of the anomaly: (1 - 0.7 ** 2) ** -0.5.
+    assert 1.25 < table.value("model") < 1.65 and "3 blocks of 1990-01" in str(table)
+    with pytest.raises(SmoeError, match="folds must be at least 2"):
+        model.cross_validate(y, y, folds=1)
+
+
+def test_scores_by_month() -> None:
+    y = seasonal()
+    table = smoe.GridRegressor(net="ladder", lead="1 month", **QUIET).fit(y, y, test="2003:").score(y, y)
+    months = table.by("month")
+    assert set(months) == set(range(1, 13)) and set(table.by("year")) == {2003, 2004}
+    counts = np.asarray([1 if month == 1 else 2 for month in months])
+    mean = np.sqrt(sum(count * each["model"][0] ** 2 for count, each in zip(counts, months.values(), strict=True)) / 23)
+    assert float(mean) == pytest.approx(table.value("model"), rel=1e-6)
+
+
+def test_an_own_objective_trains_the_net_and_a_warm_start_continues_it() -> None:
+    y = seasonal()
+    calls = []
+
+    def fourth(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls.append(prediction.shape)
+        return (prediction - target) ** 4
+
+    options = {**SMALL, "compare": "no", "keep": "smoe", "max_epochs": 1}
+    model = smoe.GridRegressor("layer", lead="1 month", objective=fourth, **options).fit(y, y)
+    assert calls and calls[0][1:] == (1, 5, 7) and model.get_params()["objective"] is fourth
+    before = {name: value.clone() for name, value in model.net.state_dict().items()}
+    model.set_params(learning_rate=1e-12).fit(y, y, warm_start=True)
+    after = model.net.state_dict()
+    assert all(torch.allclose(after[name], value, atol=1e-5) for name, value in before.items() if "weight" in name)
+    with pytest.raises(DataError, match="warm_start needs a model"):
+        smoe.GridRegressor("layer", lead="1 month", **QUIET).fit(y, y, warm_start=True)

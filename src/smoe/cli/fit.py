@@ -42,6 +42,7 @@ class Fit:
         target_variables: Variables of the targets to predict; all if not given.
         open: Arguments of `xarray.open_dataset` for the files, as KEY=VALUE, such as `group=forecast` or
             `filter_by_keys={"typeOfLevel": "surface"}` for GRIB.
+        folds: Score all times first, in so many blocks, each by a model that was fitted without it; 0: do not.
         resume: Continue a fit that was stopped.
         options: Options of the model.
     """
@@ -56,6 +57,7 @@ class Fit:
     input_variables: tuple[str, ...] = ()
     target_variables: tuple[str, ...] = ()
     open: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    folds: int = 0
     resume: bool = False
     options: Annotated[RegressorOptions, tyro.conf.arg(name="")] = field(default_factory=RegressorOptions)
 
@@ -84,6 +86,13 @@ def _fit(options: Fit) -> int:
 
     inputs, open_options = [options.inputs, *options.static], read_open_options(options.open)
     model = GridRegressor(**asdict(options.options))
+    variables: dict[str, Any] = {
+        "input_variables": options.input_variables or None,
+        "target_variables": options.target_variables or None,
+    }
+    if options.folds:
+        table = model.cross_validate(inputs, options.targets, options.folds, open_options=open_options, **variables)
+        sys.stdout.write(f"{table}\n")
     try:
         model.fit(
             inputs,
@@ -91,8 +100,7 @@ def _fit(options: Fit) -> int:
             train=options.train,
             validation=options.validate,
             test=options.test,
-            input_variables=options.input_variables or None,
-            target_variables=options.target_variables or None,
+            **variables,
             open_options=open_options,
             run_dir=options.output,
             resume=options.resume,
@@ -159,7 +167,7 @@ def run_predict(args: list[str]) -> int:
 
     from smoe.gridded import check_output
     from smoe.regression import GridRegressor
-    from smoe.regression._regressor import write_predictions
+    from smoe.regression._procedures import write_predictions
 
     if not options.per_year:
         check_output(options.output, overwrite=options.overwrite)
@@ -192,7 +200,7 @@ def run_show(args: list[str]) -> int:
     if len(args) > 1 or args[0].startswith("-"):
         raise UsageError(f"smoe show takes the folder of one model, got {' '.join(args)}")
 
-    from smoe.regression._regressor import draw_run
+    from smoe.regression._procedures import draw_run
 
     for picture in draw_run(Path(args[0])):
         sys.stdout.write(f"{picture}\n")

@@ -59,6 +59,8 @@ class RegressorOptions:
         missing: What becomes of values that are missing at some times only: `refuse` them, `drop` their times, or
             `fill` inputs with the pixel's mean and leave targets out of the objective. Pixels without a value at any
             time, such as land in a field of the sea, are masked in any case.
+        lower: Lowest value that is predicted, such as 0 for precipitation; None: no bound.
+        upper: Highest value that is predicted.
         regrid: Interpolate the inputs to the grid of the targets where they differ: bilinearly between rows and columns
             of latitudes and longitudes, else by inverse distance from the four nearest pixels.
         learning_rate: Learning rate of Adam at the start.
@@ -92,6 +94,8 @@ class RegressorOptions:
     location: Literal["node", "face"] | None = None
     area_weights: bool = True
     missing: Missing = "refuse"
+    lower: float | None = None
+    upper: float | None = None
     regrid: bool = False
     learning_rate: float = 5e-3
     batch_size: int = 16
@@ -140,6 +144,8 @@ class RegressorOptions:
             raise OptionError(f"quantiles must lie between 0 and 1, got {self.quantiles}")
         if list(self.quantiles) != sorted(set(self.quantiles)):
             raise OptionError(f"quantiles must ascend, got {self.quantiles}")
+        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
+            raise OptionError(f"lower must be below upper, got {self.lower} and {self.upper}")
         if not 0.0 < self.validation_share < 1.0:
             raise OptionError(f"validation_share must lie between 0 and 1, got {self.validation_share}")
         if not self.learning_rate > 0.0:

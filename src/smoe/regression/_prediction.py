@@ -64,8 +64,17 @@ def predict_values(
         output = run_net(net, ladder.net_inputs(inputs, base, *times, is_own=fitted.has_own_net))
     else:
         output = run_net(net, inputs)
-    values = output_values(output, base, net, fitted.options)
+    values = bounded(output_values(output, base, net, fitted.options), fitted.options)
     values[:, ~statistics.target_mask[:, None].repeat(values.shape[2], axis=1)] = np.nan
+    return values
+
+
+def bounded(values: np.ndarray, options: RegressorOptions) -> np.ndarray:
+    """Values `(N, K, n, H, W)` within the bounds; a spread is kept."""
+    if options.lower is None and options.upper is None:
+        return values
+    last = 1 if options.objective == "gaussian" else values.shape[2]
+    values[:, :, :last] = np.clip(values[:, :, :last], options.lower, options.upper)
     return values
 
 

@@ -13,24 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from smoe._files import temporary_folder
 from smoe._notebook import html_text
 from smoe.errors import DataError, OptionError, suggest
 from smoe.gridded import (
-    WRITING,
     Data,
     OpenOptions,
     Pairs,
     import_xarray,
     parse_lead,
     with_provenance,
-    write_cf,
-    write_cf_by_year,
 )
 from smoe.meshes import Mesh
-from smoe.regression._fitted import Fitted, grid_coordinates, open_inputs, routing_map
+from smoe.regression._fitted import Fitted, open_inputs, routing_map
 from smoe.regression._judgement import BaseFields, judge
 from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, GridLadder, num_channels
 from smoe.regression._ladder_fit import fit_ladders
@@ -46,8 +43,9 @@ from smoe.regression._nets import (
     wrap_own_net,
 )
 from smoe.regression._options import SIMPLE, NetName, RegressorOptions
-from smoe.regression._prediction import iterate_predictions, join_blocks, predict_dataset
+from smoe.regression._prediction import iterate_predictions, predict_dataset
 from smoe.regression._preparation import Prepared, prepare
+from smoe.regression._procedures import cross_validate, rollout
 from smoe.regression._scores import ScoreTable, find_weakness, score_samples
 from smoe.regression._training import GridObjective, NetSamples, train_net
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
@@ -67,7 +65,9 @@ class GridRegressor:
         net: `layer`, `resnet` or `unet`, `graph` or `healpix` on a mesh, or a module of your own that turns
             `(B, C, H, W)` into `(B, K, H, W)`; the nodes of a mesh are one row.
         progress: Show a progress bar and a line for each epoch.
-        **options: Further fields of `RegressorOptions`, such as `lead="3D"`.
+        **options: Further fields of `RegressorOptions`, such as `lead="3D"`. The objective may be a function of
+            prediction and target, `(B, K, H, W)` each in standard deviations of what is learned, which gives the error
+            of each pixel: nets are trained by it, all else is judged by the mean squared error.
 
     Example:
         >>> model = smoe.GridRegressor(lead="3D")
@@ -77,6 +77,9 @@ class GridRegressor:
 
     def __init__(self, net: NetName | nn.Module = "resnet", *, progress: bool = True, **options: Any) -> None:
         _check_names(options)
+        self._own_objective: Callable[[Tensor, Tensor], Tensor] | None = None
+        if callable(options.get("objective")):
+            self._own_objective = options.pop("objective")
         if isinstance(net, type):
             raise OptionError(f"net must be a name or a module, got the class {net.__name__}: give {net.__name__}(...)")
         if options.get("lead") is not None:
@@ -95,7 +98,8 @@ class GridRegressor:
         """All options by name, as scikit-learn asks for them: `sklearn.base.clone` makes a model that is not fitted."""
         del deep
         found = {each.name: getattr(self.options, each.name) for each in fields(RegressorOptions)}
-        return found | {"net": self._own_net or self.options.net, "progress": self._shows_progress}
+        own = {} if self._own_objective is None else {"objective": self._own_objective}
+        return found | own | {"net": self._own_net or self.options.net, "progress": self._shows_progress}
 
     def set_params(self, **options: Any) -> GridRegressor:
         """Changes options of a later `fit`, and returns the model itself."""
@@ -143,6 +147,7 @@ class GridRegressor:
         open_options: OpenOptions | None = None,
         run_dir: str | Path | None = None,
         resume: bool = False,
+        warm_start: bool = False,
         notify: Callable[[str], None] | None = None,
     ) -> GridRegressor:
         """Learns to predict `y` from `x`.
@@ -160,6 +165,7 @@ class GridRegressor:
             run_dir: Folder of the record, the checkpoints and of data that do not fit into memory; a temporary one if
                 None.
             resume: Continue the training in `run_dir`.
+            warm_start: Begin with the weights of the net that this model has, as for more years of the same data.
             notify: Called with lines that are worth reading, such as the number of samples; printed with the progress
                 bar if None. What looks wrong is a `UserWarning`.
 
@@ -199,7 +205,7 @@ class GridRegressor:
             for text in prepared.warnings:
                 warnings.warn(text, stacklevel=2)
             is_array = isinstance(y, import_xarray().DataArray)
-            self._fitted = self._train(prepared, is_array, directory, resume, reporter, notify)
+            self._fitted = self._train(prepared, is_array, directory, resume, reporter, notify, warm_start)
         if self._fitted.weakness is not None:
             warnings.warn(self._fitted.weakness, stacklevel=2)
         return self
@@ -212,6 +218,7 @@ class GridRegressor:
         resume: bool,
         reporter: BarReporter,
         notify: Callable[[str], None],
+        warm_start: bool = False,
     ) -> Fitted:
         options = self.options
         is_own = self._own_net is not None
@@ -239,7 +246,9 @@ class GridRegressor:
         torch.manual_seed(options.seed)
         mesh = mesh_of_targets(prepared.targets.dataset, prepared.targets.grid, self._own_net)
         net = wrap_own_net(self._own_net, shape) if self._own_net is not None else build_net(shape, options, mesh)
-        objective = make_objective(prepared, options)
+        if warm_start:
+            _continue_from(self._fitted, net, shape)
+        objective = make_objective(prepared, options, self._own_objective)
         num_values = len(train) * shape.in_channels * shape.grid[0] * shape.grid[1]
         compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
         compares &= not options.quick or options.compare == "yes"
@@ -343,6 +352,29 @@ class GridRegressor:
         """Predicts from new inputs that are larger than memory: one data set for each block of times."""
         fitted = self.fitted
         yield from iterate_predictions(fitted, open_inputs(fitted, x, open_options))
+
+    def rollout(self, x: Data, steps: int) -> xr.Dataset:
+        """Predicts from predictions: the state after 1, 2, ... leads, in a dimension `lead_time`.
+
+        Args:
+            x: States to begin with; all inputs that depend on time must be targets too.
+            steps: Number of leads.
+
+        Raises:
+            DataError: If the model predicts not all of its inputs, or has no lead.
+        """
+        return rollout(self, x, steps)
+
+    def cross_validate(self, x: Data, y: Data, folds: int = 5, **fit: Any) -> ScoreTable:
+        """Scores every time by a model that was fitted without the block of times around it.
+
+        Args:
+            x: Inputs.
+            y: Targets.
+            folds: Number of blocks, of whole years where there are as many.
+            **fit: Further arguments of `fit`, such as `input_variables`.
+        """
+        return cross_validate(self, x, y, folds, **fit)
 
     def score(self, x: Data, y: Data, period: Any = None, *, open_options: OpenOptions | None = None) -> ScoreTable:
         """Scores predictions beside simple ones: persistence, climatology, the map of mean errors and a plain net.
@@ -453,11 +485,20 @@ def build_net(shape: NetShape, options: RegressorOptions, mesh: Mesh | None = No
     )
 
 
-def make_objective(prepared: Prepared, options: RegressorOptions) -> GridObjective:
+def _continue_from(fitted: Fitted | None, net: Regression, shape: NetShape) -> None:
+    if fitted is None or fitted.shape != shape:
+        raise DataError("warm_start needs a model that was fitted to the same variables and grid: fit without it")
+    net.load_state_dict(fitted.net.state_dict())
+    net.share.fill_(1.0)
+
+
+def make_objective(
+    prepared: Prepared, options: RegressorOptions, own: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> GridObjective:
     """The objective, with the areas of the grid where they count."""
     weights = prepared.targets.grid.area_weights() if options.area_weights else None
     tensor = None if weights is None else torch.from_numpy(weights.astype(np.float32))
-    return GridObjective(options.objective, tensor, options.quantiles if options.objective == "quantiles" else ())
+    return GridObjective(options.objective, tensor, options.quantiles if options.objective == "quantiles" else (), own)
 
 
 def load(path: str | Path, *, net: nn.Module | None = None) -> GridRegressor:
@@ -473,50 +514,3 @@ def load(path: str | Path, *, net: nn.Module | None = None) -> GridRegressor:
     if (Path(path) / "recipe.json").is_file():
         raise DataError(f"{path} is a run of an experiment of the paper: smoe_paper.load opens it")
     return GridRegressor.load(path, net=net)
-
-
-def write_predictions(
-    model: GridRegressor,
-    inputs: Any,
-    output: Path,
-    *,
-    per_year: bool = False,
-    overwrite: bool = False,
-    open_options: OpenOptions | None = None,
-) -> list[Path]:
-    """Predicts a block of times at once, so that inputs may be larger than memory, and writes what was predicted.
-
-    Returns:
-        The files, one or one for each year.
-    """
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{output} cannot be written: {error.strerror or error}") from error
-    with temporary_folder(WRITING, output.parent) as folder:
-        whole = join_blocks(model.predict_blocks(inputs, open_options=open_options), folder)
-        whole = with_provenance(whole, f"predicted by smoe predict ({model.fitted.describe()})")
-        if per_year:
-            return write_cf_by_year(whole, output, _time_of(whole), overwrite=overwrite)
-        write_cf(whole, output, overwrite=overwrite)
-        return [output]
-
-
-def _time_of(dataset: Any) -> str:
-    for name in ("valid_time", *map(str, dataset.coords)):
-        if name in dataset.coords and dataset[name].ndim == 1 and dataset[name].dtype.kind in "MO":
-            return name
-    raise DataError("the predictions have no times, so they cannot be written by years: leave --per-year out")
-
-
-def draw_run(folder: Path) -> list[Path]:
-    """Draws the routing of a fitted model into `pictures/routing.png`."""
-    from smoe.views._routing import plot_routing
-
-    fitted = GridRegressor.load(folder).fitted
-    path = folder / "pictures" / "routing.png"
-    mesh = fitted.mesh
-    coords = grid_coordinates(fitted) if mesh is None else mesh.coordinates
-    triangles = None if mesh is None else mesh.triangles
-    plot_routing(fitted.net, path, coords=coords, triangles=triangles, title=fitted.describe())
-    return [path]

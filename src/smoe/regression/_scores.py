@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from smoe.gridded import (
     OpenOptions,
     Pairs,
     Period,
+    TimeLabels,
     are_same_units,
     open_fields,
     parse_period,
@@ -28,7 +29,7 @@ from smoe.gridded import (
 from smoe.regression._fitted import Fitted, open_inputs
 from smoe.regression._ladder import CLIMATOLOGY, COMBINATION, PERSISTENCE
 from smoe.regression._options import SIMPLE
-from smoe.regression._prediction import central, find_gaps, predict_values, read_inputs
+from smoe.regression._prediction import bounded, central, find_gaps, predict_values, read_inputs
 from smoe.regression._preparation import GridSamples, lead_channel, pair_sources
 from smoe.regression._training import normal_quantiles, objective_errors
 
@@ -80,6 +81,8 @@ class ScoreTable:
         period: What was scored, in words.
         notes: What must be said of the model and of the period.
         squared: Mean squared error of each time and target, `(N, K)`, by predictor.
+        absolute: The same of the mean absolute error.
+        valid: Times of the targets in seconds, `(N,)`, and their calendar.
     """
 
     targets: tuple[str, ...]
@@ -94,11 +97,30 @@ class ScoreTable:
     period: str = ""
     notes: tuple[str, ...] = ()
     squared: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    absolute: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    valid: tuple[np.ndarray, str] = field(default=(np.empty(0, np.int64), "standard"), repr=False, compare=False)
 
     def value(self, predictor: str, target: str | None = None, metric: str = "rmse") -> float:
         """One number, such as `table.value("model", "t2m")`."""
         which = getattr(self, metric) if metric != "objective" else (self.objective or ("", {}))[1]
         return which[predictor][0 if target is None else self.targets.index(target)]
+
+    def by(self, part: Literal["year", "month", "hour"]) -> dict[int, dict[str, tuple[float, ...]]]:
+        """RMSE of each target by predictor, for the times of each year, month or hour.
+
+        Args:
+            part: What times are grouped by.
+        """
+        seconds, calendar = self.valid
+        months = TimeLabels(seconds, calendar).months(seconds)
+        labels = {"year": months // 12, "month": months % 12 + 1, "hour": seconds % 86400 // 3600}[part]
+        return {
+            int(label): {
+                name: tuple(map(float, np.sqrt(np.nanmean(each[labels == label], axis=0))))
+                for name, each in self.squared.items()
+            }
+            for label in np.unique(labels)
+        }
 
     def __str__(self) -> str:
         """A table, best first, with the model marked by `*`, and the notes."""
@@ -220,7 +242,7 @@ def make_table(
     chosen = None if objective is None else (objective, values)
     return ScoreTable(
         targets, units, num_samples, rmse, spread, mae, differences, difference_spreads, chosen, period, notes,
-        squares,
+        squares, {name: np.concatenate(each.absolute) for name, each in sums.items()},
     )  # fmt: skip
 
 
@@ -383,7 +405,7 @@ def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *
         name: predict_values(fitted, net, before, times, rungs.get(fitted.base_of(net))) for name, net in nets.items()
     }
     names = {simple_name(fitted, name, is_forecast=is_forecast): name for name in rungs if name != COMBINATION}
-    simple = {name: rungs[rung] for name, rung in names.items()}
+    simple = {name: bounded(rungs[rung][:, :, None], fitted.options)[:, :, 0] for name, rung in names.items()}
     return ComparedBatch(truth, values, simple, names, before, times[1])
 
 
@@ -419,8 +441,10 @@ def score_samples(
     scored = open_scored(fitted, x, y, period, open_options)
     objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
     simple: Sequence[str] = ()
+    valid: list[np.ndarray] = []
     for batch in compare_batches(fitted, scored):
         simple = list(batch.simple)
+        valid.append(batch.valid)
         spread = {name: with_spread(fitted, batch.rungs[name], each) for name, each in batch.simple.items()}
         for name, values in (batch.nets | spread).items():
             each = sums.setdefault(name, ErrorSums())
@@ -433,7 +457,8 @@ def score_samples(
     names = tuple(channel.name for channel in fitted.target_channels)
     units = tuple(channel.units for channel in fitted.target_channels)
     notes = (*scored.notes, *fitted.remarks())
-    return make_table(sums, names, units, objective, period=scored.period, notes=notes, simple=simple)
+    table = make_table(sums, names, units, objective, period=scored.period, notes=notes, simple=simple)
+    return replace(table, valid=(np.concatenate(valid), fitted.calendar))
 
 
 def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -37,13 +37,21 @@ class GridObjective(nn.Module):
         kind: `mse`, `mae`, `quantiles` (pinball loss) or `gaussian` (CRPS of mean and spread).
         weights: Weight of each pixel, `(H, W)`; all alike if None.
         quantiles: Quantiles of `quantiles`.
+        own: A user's function of prediction and target, which gives the error of each pixel, in place of `kind`.
     """
 
     weights: Tensor | None
     levels: Tensor
 
-    def __init__(self, kind: Objective, weights: Tensor | None = None, quantiles: Sequence[float] = ()) -> None:
+    def __init__(
+        self,
+        kind: Objective,
+        weights: Tensor | None = None,
+        quantiles: Sequence[float] = (),
+        own: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
+        self.own = own
         self.kind: Objective = kind
         self.register_buffer("weights", weights, persistent=False)
         self.register_buffer("levels", torch.tensor(quantiles, dtype=torch.float32), persistent=False)
@@ -64,6 +72,8 @@ class GridObjective(nn.Module):
 
     def errors(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Error of each target and pixel, `(B, K, H, W)`."""
+        if self.own is not None:
+            return self.own(prediction, target)
         if self.kind == "mse":
             return (prediction - target).square()
         if self.kind == "mae":
