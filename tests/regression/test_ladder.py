@@ -172,6 +172,17 @@ def test_a_combination_is_weighted_by_errors_that_were_not_fitted() -> None:
     assert float(ladder.errors[ladder.best][0]) == pytest.approx(by_hand, rel=1e-3)
 
 
+def test_a_series_of_time_alone_is_an_input_of_every_pixel() -> None:
+    y = seasonal(5)
+    index = np.random.default_rng(9).normal(size=180)
+    y["t2m"][:] += (3.0 * index)[:, None, None]
+    x = regional(180, 5, 7, name="noise").assign_coords(time=MONTHS).assign(index=("time", index))
+    model = smoe.GridRegressor(net="ladder", **QUIET).fit(x, y, test="2003:")
+    table = model.score(x, y)
+    assert table.value("linear regression") < 0.6 * table.value("climatology (2 harmonics of the year)")
+    assert table.value("model") < 1.02 * table.value("linear regression")
+
+
 def test_options_are_read_set_and_cloned() -> None:
     base = pytest.importorskip("sklearn.base")
     model = smoe.GridRegressor("layer", lead="1 month", lower=0.0, **QUIET)

@@ -124,18 +124,18 @@ class FieldSource:
         for name in may_be_series:
             if dataset[name].dims != (self.axes.time,):
                 _check_field(dataset, name, where)
-        self._series = may_be_series
+        self.series = may_be_series
         if variables is None:
-            self.notes += left_out(dataset, where, self._series)
-        if self._series:
-            self.notes += (f"variables of {where} of time alone are the same at all pixels: {', '.join(self._series)}",)
+            self.notes += left_out(dataset, where, self.series)
+        if self.series:
+            self.notes += (f"variables of {where} of time alone are the same at all pixels: {', '.join(self.series)}",)
         if like is not None:
             self._order_levels(like)
         self.grid, self.orientation = self._one_grid(found)
         self._file_shape = self.grid.shape
         self._regridding: Regridding | None = None
         channels = [channel for name in names for channel in self._channels(name)]
-        self.channels = (*channels, *(_describe(self.dataset[name], is_static=False) for name in self._series))
+        self.channels = (*channels, *(_describe(self.dataset[name], is_static=False) for name in self.series))
         self.labels, self.lead_times = self._times()
         self._static: dict[str, np.ndarray] = {}
         ranges = {name: valid_range(self.dataset[name]) for name in names}
@@ -209,7 +209,7 @@ class FieldSource:
                 fields = self._as_channels(loaded.pop(name), name, axes)
                 parts.append(_in_order_of(fields, positions, num_leads, has_leads=axes.lead is not None))
         chosen = as_slice(np.unique(positions // num_leads))
-        series = {name: self.dataset[name].isel({self.axes.time: chosen}) for name in self._series}
+        series = {name: self.dataset[name].isel({self.axes.time: chosen}) for name in self.series}
         for values in load_arrays(series, self.where).values():
             planes = np.broadcast_to(values.reshape(-1, 1, 1, 1), (len(values), 1, *self._file_shape))
             parts.append(_in_order_of(planes, positions, num_leads, has_leads=False))

@@ -225,7 +225,9 @@ class GridRegressor:
         train, validation = prepared.splits["train"], prepared.splits["validation"]
         weights = prepared.targets.grid.area_weights() if options.area_weights else None
         weights = np.ones(prepared.targets.grid.shape) if weights is None else weights
-        ladders = fit_ladders(train, validation, prepared.targets.grid, weights)
+        dynamic = [channel.variable for channel in prepared.inputs.channels if not channel.is_static]
+        uniform = [number for number, name in enumerate(dynamic) if name in prepared.inputs.series]
+        ladders = fit_ladders(train, validation, prepared.targets.grid, weights, uniform)
         is_dynamic = np.asarray([not channel.is_static for channel in prepared.inputs.channels])
         grid_ladder = GridLadder(ladders.train, prepared.statistics, is_dynamic)
         base = SIMPLE.get(options.net) or ladders.train.best
