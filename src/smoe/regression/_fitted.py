@@ -153,11 +153,7 @@ class Fitted:
         return printable(f"{net} for {targets}{lead} on {self.grid.describe()}")
 
     def period_of(self, which: str) -> Period:
-        """Period of a split, such as `test`.
-
-        Raises:
-            DataError: If there is none of that name.
-        """
+        """Period of a split, such as `test`."""
         if which not in self.bounds:
             raise DataError(f"the model has no period {which!r}; {suggest(which, self.bounds)}")
         return Period(*self.bounds[which], self.calendar)
@@ -195,11 +191,7 @@ def best_validation(records: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def open_inputs(fitted: Fitted, x: Any, open_options: OpenOptions | None = None) -> FieldSource:
-    """Opens new inputs and compares them with those of the training.
-
-    Raises:
-        DataError: If a variable, level, unit, calendar, static field or the grid differs.
-    """
+    """Opens new inputs and compares them with those of the training."""
     variables = list(dict.fromkeys(channel.variable for channel in fitted.input_channels))
     dataset = open_fields(x, "inputs", fitted.options.location, variables, open_options)
     known = [str(name) for name in dataset.data_vars]
@@ -271,11 +263,7 @@ def run_net(net: Regression, inputs: np.ndarray) -> np.ndarray:
 
 
 def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr.DataArray:
-    """Numbers of the experts at each pixel, as `GridRegressor.routing_map` says.
-
-    Raises:
-        DataError: If there is no such gate or slot, or the gate has a coarser grid than the data.
-    """
+    """Numbers of the experts at each pixel, as `GridRegressor.routing_map` says."""
     xr = import_xarray()
     choices, gates = fixed_choices(fitted.net), fixed_gates(fitted.net)
     if not choices:

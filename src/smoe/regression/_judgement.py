@@ -95,18 +95,7 @@ def judge(
     *,
     is_own: bool,
 ) -> Judgement:
-    """Chooses the share of each net, calibrates spreads and quantiles, and says what predicts.
-
-    Args:
-        nets: Trained nets named `net`, `plain` and `alone`.
-        base: What the first two correct.
-        simple: What the last one corrects.
-        validation: Samples.
-        ladder: Makes the inputs of nets.
-        weights: Area of each pixel, `(H, W)`.
-        options: Options.
-        is_own: Whether the nets see the inputs alone.
-    """
+    """Chooses the share of each net, calibrates spreads and quantiles, and says what predicts."""
     truth = np.concatenate([validation.physical(rows)[1] for rows in _batches(len(validation))])
     is_net = options.net not in SIMPLE or is_own
     errors: dict[str, np.ndarray] = {}
@@ -140,7 +129,10 @@ def judge(
     elif is_net:
         known: tuple[Kept, ...] = ("net", "plain", "alone")
         for name in known:
-            kept = name if ratios.get(name, np.inf) < min(1.0 - _LEAST_GAIN, ratios.get(kept, np.inf)) else kept
+            # Not where one of several targets is predicted worse.
+            is_safe = name in means and bool((means[name] <= 1.001 * means["base"]).all())
+            if is_safe and ratios[name] < min(1.0 - _LEAST_GAIN, ratios.get(kept, np.inf)):
+                kept = name
     if kept == "ladder":
         nets["net"].share.zero_()
     for name, net in nets.items():
@@ -202,6 +194,8 @@ def _verdict(
         return text
     gains = [
         f"the {label} removes {100.0 * (1.0 - ratios[each]):.1f} % ± {100.0 * _paired(errors, each):.1f} %"
+        if ratios[each] != 1.0
+        else f"the {label} removes nothing"
         for each, label in (("net", kind), ("plain", "plain net"), ("alone", "plain net alone"))
         if each in ratios
     ]

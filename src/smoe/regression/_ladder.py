@@ -141,14 +141,7 @@ class Patterns:
 
 
 class Design:
-    """The columns of regressions, at any pixels.
-
-    Args:
-        anomalies: Anomalies of the inputs.
-        columns: Which columns.
-        neighbours: Flat indices of the pixels around each pixel, as `ring_neighbours` gives them.
-        patterns: Patterns of the area.
-    """
+    """The columns of regressions, at any pixels."""
 
     def __init__(self, anomalies: Anomalies, columns: Columns, neighbours: np.ndarray, patterns: Patterns) -> None:
         self.anomalies, self.columns, self.neighbours, self.patterns = anomalies, columns, neighbours, patterns
@@ -177,16 +170,7 @@ class Design:
         self, pixels: np.ndarray, anomalies: np.ndarray, where: np.ndarray, components: np.ndarray,
         times: tuple[np.ndarray, np.ndarray], lead: np.ndarray | None,
     ) -> np.ndarray:  # fmt: skip
-        """Columns `(n, N, p)` of n pixels.
-
-        Args:
-            pixels: Pixels.
-            anomalies: Anomalies `(N, C, m + 1)` at the pixels that are needed; the last one is 0.
-            where: Place of each pixel of the grid in it, `(P + 1,)`, the last one that of the 0.
-            components: Components of the patterns, `(N, m)`.
-            times: What `of_times` gives.
-            lead: Lead time of each sample.
-        """
+        """Columns `(n, N, p)` of n pixels."""
         columns, (time, seasons) = self.columns, times
         num, count = len(time), len(pixels)
         here = anomalies[:, :, where[pixels]]
@@ -263,16 +247,7 @@ class Ladder:
         self, inputs: np.ndarray, references: np.ndarray, starts: np.ndarray, valid: np.ndarray,
         lead: np.ndarray | None = None, names: Sequence[str] | None = None,
     ) -> dict[str, np.ndarray]:  # fmt: skip
-        """Predictions by the names of rungs, float32, `(N, K, P)`.
-
-        Args:
-            inputs: Inputs that depend on time, `(N, C, P)`.
-            references: What each target continues, `(N, K, P)`.
-            starts: Times of the inputs.
-            valid: Times of the targets.
-            lead: Lead times where they differ.
-            names: Rungs; all if None.
-        """
+        """Predictions by the names of rungs, float32, `(N, K, P)`."""
         names = self.rungs if names is None else names
         needed = {name for name in names if name != COMBINATION}
         needed |= set(self.weights) if COMBINATION in names else set()
@@ -399,16 +374,7 @@ class GridLadder:
         self, inputs: np.ndarray, base: np.ndarray, starts: np.ndarray, valid: np.ndarray, lead: np.ndarray | None,
         *, is_own: bool = False,
     ) -> np.ndarray:  # fmt: skip
-        """Anomalies of the inputs, the base, the time and the lead time, `(N, C', H, W)`, float32.
-
-        Args:
-            inputs: All inputs in their units, `(N, C, H, W)`.
-            base: Prediction that a net corrects, `(N, K, H, W)`.
-            starts: Times of the inputs.
-            valid: Times of the targets.
-            lead: Lead times where they differ.
-            is_own: Without base and time, for a user's own net.
-        """
+        """Anomalies of the inputs, the base, the time and the lead time, `(N, C', H, W)`, float32."""
         grid = inputs.shape[2:]
         channels = self.statistics.normalise_inputs(inputs) if not self.is_dynamic.all() else np.empty_like(inputs)
         anomalies = self.ladder.design.anomalies(self._flat(inputs), starts, slice(None))

@@ -125,16 +125,29 @@ def ring_neighbours(shape: tuple[int, int], rings: Sequence[int], *, closes_circ
     return np.stack(found, axis=1).astype(np.int64)
 
 
+def _solve(system: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solves symmetric systems, of columns that may hardly differ or be all zero, for several right sides."""
+    size = np.trace(system, axis1=-2, axis2=-1)[..., None, None] / max(system.shape[-1], 1)
+    system = system + (1e-10 * size + 1e-200) * np.eye(system.shape[-1])
+    is_vector = right.ndim == system.ndim - 1
+    right = right[..., None] if is_vector else right
+    try:
+        found = np.linalg.solve(system, right)
+    except np.linalg.LinAlgError:
+        found = np.linalg.pinv(system, hermitian=True) @ right
+    return found[..., 0] if is_vector else found
+
+
 def least_squares(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Coefficients `(p, M)` of columns `(N, p)` for values `(N, M)`; NaN do not count, without any value it is 0."""
     gram = columns.T @ columns + _LEAST_PENALTY * len(columns) * np.eye(columns.shape[1])
     values = np.asarray(values, np.float64)
-    found = np.linalg.solve(gram, columns.T @ values)
+    found = _solve(gram, columns.T @ values)
     for column in np.flatnonzero(np.isnan(found).any(axis=0)):
         kept = ~np.isnan(values[:, column])
         part = columns[kept]
         gram = part.T @ part + _LEAST_PENALTY * max(len(part), 1) * np.eye(columns.shape[1])
-        found[:, column] = np.linalg.solve(gram, part.T @ values[kept, column])
+        found[:, column] = _solve(gram, part.T @ values[kept, column])
     return found
 
 
@@ -175,13 +188,7 @@ def _spread_evenly(pixels: np.ndarray, count: int) -> np.ndarray:
 
 
 class NormalEquations:
-    """Sums of products of columns and targets of each pixel over each block of times, float64.
-
-    Args:
-        columns: Columns, `(n, N, p)`.
-        targets: Targets of mean 0 and spread 1, `(n, N, K)`; samples with NaN do not count.
-        block: Block of each sample; the last one validates.
-    """
+    """Sums of products of columns and targets of each pixel over each block of times, float64."""
 
     def __init__(self, columns: np.ndarray, targets: np.ndarray, block: np.ndarray) -> None:
         missing = np.asarray(np.isnan(targets).any(axis=2))
@@ -200,14 +207,7 @@ class NormalEquations:
         self.squares, self.counts = np.stack(squares, axis=1), np.stack(counts, axis=1)
 
     def fit(self, chosen: np.ndarray, penalty: np.ndarray, start: np.ndarray, *, whole: str = "") -> np.ndarray:
-        """Coefficients for each block that was not fitted, `(n, B, p, K)`, or of a `whole` fit, `(n, 1, p, K)`.
-
-        Args:
-            chosen: Columns of the regression.
-            penalty: Penalty of each column and target as a share of the number of samples, `(p, K)`.
-            start: What the coefficients are drawn to, `(p, K)`.
-            whole: `train`, or `all` for the training and the validation period.
-        """
+        """Coefficients for each block that was not fitted, `(n, B, p, K)`, or of a `whole` fit, `(n, 1, p, K)`."""
         gram, cross = self.gram[:, :, chosen][..., chosen], self.cross[:, :, chosen]
         of_train, of_cross = gram[:, :-1].sum(axis=1), cross[:, :-1].sum(axis=1)
         counts = self.counts[:, :-1].sum(axis=1)
@@ -227,7 +227,7 @@ class NormalEquations:
             diagonal = np.maximum(value, _LEAST_PENALTY)
             system = gram + counts * np.diag(diagonal)
             right = cross[..., targets] + counts * (diagonal[:, None] * start[:, targets])
-            found[..., targets] = np.linalg.solve(system, right)
+            found[..., targets] = _solve(system, right)
         return found
 
     def errors(self, chosen: np.ndarray, found: np.ndarray) -> np.ndarray:
@@ -241,12 +241,12 @@ class NormalEquations:
         cross = self.cross[:, :-1].sum(axis=1)[:, chosen]
         time, rest = np.flatnonzero(is_time), np.flatnonzero(~is_time)
         of_time = gram[:, time][..., time] + 1e-9 * np.trace(gram, axis1=1, axis2=2)[:, None, None] * np.eye(len(time))
-        removed = np.linalg.solve(of_time, np.concatenate([gram[:, time][..., rest], cross[:, time]], axis=2))
+        removed = _solve(of_time, np.concatenate([gram[:, time][..., rest], cross[:, time]], axis=2))
         inner = (gram[:, rest][..., rest] - gram[:, rest][..., time] @ removed[..., : len(rest)]).sum(axis=0)
         outer = (cross[:, rest] - gram[:, rest][..., time] @ removed[..., len(rest) :]).sum(axis=0)
         found = np.zeros((len(chosen), cross.shape[2]))
         inner += 1e-3 * np.trace(inner) / max(len(rest), 1) * np.eye(len(rest))
-        found[rest] = np.linalg.solve(inner, outer) if len(rest) else 0.0
+        found[rest] = _solve(inner, outer) if len(rest) else 0.0
         return found
 
 
@@ -267,19 +267,7 @@ class Choice:
 
 
 class LadderFit:
-    """Chooses and fits the rungs.
-
-    Args:
-        data: Samples.
-        reference: Input among those that depend on time that each target continues, or -1, `(K,)`.
-        references: What each target continues at all samples, at some pixels: `(N, K, n)`.
-        neighbours: Makes neighbours of distances.
-        rings: Distances that the grid allows.
-        weights: Area of each pixel, `(P,)`.
-        mask: Pixels where targets have values, `(K, P)`.
-        mean_error: Mean of target less reference; NaN for targets without one, `(K, P)`.
-        uniform: Inputs that are the same at all pixels.
-    """
+    """Chooses and fits the rungs."""
 
     def __init__(
         self,
@@ -562,7 +550,7 @@ def _convex_weights(products: np.ndarray) -> np.ndarray:
     regular = products + 1e-4 * lowest * np.eye(count)
     for bits in range(1, 2**count):
         chosen = np.flatnonzero([bits >> place & 1 for place in range(count)])
-        found = np.linalg.solve(regular[np.ix_(chosen, chosen)], np.ones(len(chosen)))
+        found = _solve(regular[np.ix_(chosen, chosen)], np.ones(len(chosen)))
         found /= found.sum()
         if (found < 0.0).any() or not np.isfinite(found).all():
             continue
@@ -603,15 +591,7 @@ class FittedLadders:
 def fit_ladders(
     train: GridSamples, validation: GridSamples, grid: HorizontalGrid, weights: np.ndarray, uniform: Sequence[int] = ()
 ) -> FittedLadders:
-    """Fits the ladder to samples on a grid or mesh.
-
-    Args:
-        train: Samples of the training period.
-        validation: Samples of the validation period.
-        grid: Their grid.
-        weights: Area of each pixel, `(H, W)`.
-        uniform: Inputs, among those that depend on time, that are the same at all pixels.
-    """
+    """Fits the ladder to samples on a grid or mesh."""
     statistics = train.statistics
     order = np.argsort(train.pairs.valid, kind="stable")
     num_blocks = max(2, min(NUM_BLOCKS, len(train) // 4))

@@ -128,16 +128,7 @@ class OutputLayout:
         quantiles: tuple[float, ...] | None = None,
         has_spread: bool = False,
     ) -> xr.Dataset:
-        """Makes a data set of predictions.
-
-        Args:
-            values: Predictions `(N, K, n, H, W)` in the order of the grid.
-            sample_coordinates: Coordinates of the samples.
-            sample_dims: Dimensions that the samples make.
-            sample_shape: Their sizes.
-            quantiles: Quantiles that the n numbers are.
-            has_spread: Whether the n numbers are mean and spread.
-        """
+        """Makes a data set of predictions."""
         xr = import_xarray()
         turned = self.orientation.turn_back(values)
         arrays: dict[str, Any] = {}

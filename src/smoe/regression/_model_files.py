@@ -78,11 +78,7 @@ def is_model_folder(path: Path) -> bool:
 
 
 def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
-    """Writes a fitted regressor; a stop at any moment leaves a folder with the old model, the new one or none.
-
-    Raises:
-        DataError: If the folder holds a model already, or cannot be written.
-    """
+    """Writes a fitted regressor; a stop at any moment leaves a folder with the old model, the new one or none."""
     from safetensors.torch import save
 
     if path.exists() and not path.is_dir():
@@ -149,11 +145,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
 
 
 def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
-    """Reads what `save_model` wrote.
-
-    Raises:
-        DataError: If a file is missing, damaged or of another kind.
-    """
+    """Reads what `save_model` wrote."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -273,11 +265,7 @@ def _build(config: _Config, tensors: dict[str, torch.Tensor], own_net: nn.Module
 
 
 def _check_size(config: _Config, arrays: dict[str, np.ndarray], state: dict[str, torch.Tensor]) -> None:
-    """Refuses a config of a net that is larger than the weights beside it, before memory is taken for the net.
-
-    Raises:
-        RuntimeError: With what is too large.
-    """
+    """Refuses a config of a net that is larger than the weights beside it, before memory is taken for the net."""
     options, shape, num_values = config.options, config.net, sum(tensor.numel() for tensor in state.values())
     # One filter of each expert, without its neighbours.
     width = shape.in_channels if options.net == "layer" else options.filters
@@ -316,11 +304,7 @@ def _of(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor
 
 
 def check_folder(path: Path) -> None:
-    """Refuses a folder that cannot hold a new model, before anything is fitted.
-
-    Raises:
-        DataError: If it is a file, holds a model already or cannot be written.
-    """
+    """Refuses a folder that cannot hold a new model, before anything is fitted."""
     if path.exists() and not path.is_dir():
         raise DataError(f"{path} is a file: choose a folder")
     if (path / CONFIG).exists():

@@ -32,14 +32,7 @@ def start_as_torch(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
 
 
 class UNetBlock(nn.Module):
-    """Two times: a 3x3 convolution, batch normalisation and ReLU.
-
-    Args:
-        in_channels: Number of channels of the input.
-        hidden: Number of filters of the first convolution.
-        out_channels: Number of filters of the second convolution.
-        padding_mode: Padding mode of both convolutions.
-    """
+    """Two times: a 3x3 convolution, batch normalisation and ReLU."""
 
     def __init__(self, in_channels: int, hidden: int, out_channels: int, padding_mode: PaddingMode) -> None:
         super().__init__()
@@ -63,13 +56,6 @@ class UNet(nn.Module):
 
     An odd number of rows (361) loses its last one on the way down; on the way up the first one is repeated, as in
     ENS-10, which moves the lower levels' rows by half a pixel.
-
-    Args:
-        in_channels: Number of input fields.
-        out_channels: Number of outputs for each pixel.
-        filters: Number of filters of the first level.
-        padding_mode: `zeros`, as in ENS-10; `longitude` joins the first and the last column in convolutions and
-            upsampling, a difference to ENS-10 that leaves no seam in the fields.
     """
 
     def __init__(
@@ -134,11 +120,7 @@ _LAYERS: dict[NetName, MeshLayers] = {"graph": "graph", "healpix": "healpix"}
 
 
 def check_net_name(name: NetName, grid: HorizontalGrid) -> None:
-    """Refuses a net that does not work on a grid or mesh, before any field is read.
-
-    Raises:
-        DataError: With the nets that do.
-    """
+    """Refuses a net that does not work on a grid or mesh, before any field is read."""
     if grid.kind != "mesh" and name in _LAYERS:
         raise DataError(
             f"the net {name!r} works on meshes, but the fields are on a grid, {grid.describe()}: choose layer, resnet "
@@ -154,11 +136,7 @@ def check_net_name(name: NetName, grid: HorizontalGrid) -> None:
 
 
 def mesh_of_targets(dataset: Any, grid: HorizontalGrid, own_net: nn.Module | None) -> Mesh | None:
-    """The mesh that the targets lie on; None for a grid.
-
-    Raises:
-        DataError: If the targets were chosen from a data set in a way that lost the connectivity.
-    """
+    """The mesh that the targets lie on; None for a grid."""
     if grid.kind != "mesh":
         return None
     if isinstance(own_net, MeshNet):
@@ -320,11 +298,6 @@ class Nothing(nn.Module):
 class Regression(nn.Module):
     """A net and what follows it: a scale and offset of each pixel, the share that is used, and the start.
 
-    Args:
-        net: Net to `(B, out_channels, H, W)`.
-        shape: What it is made for.
-        local_affine: Learn a scale and offset of each pixel and output.
-
     Attributes:
         start: What is predicted without the net, `(out_channels, H, W)`.
         share: Share of the net's output that is added to it, `(out_channels, 1, 1)`.
@@ -382,15 +355,7 @@ def make_net(
 def make_plain_net(
     name: NetName, shape: NetShape, *, num_blocks: int, num_parameters: int, mesh: Mesh | None = None
 ) -> Regression:
-    """The same kind of net with plain convolutions, as wide as the number of parameters allows.
-
-    Args:
-        name: Kind of the net.
-        shape: What it is made for.
-        num_blocks: Residual blocks.
-        num_parameters: Most parameters; those of the experts of the net that it is compared with.
-        mesh: Mesh of the fields; None for a grid.
-    """
+    """The same kind of net with plain convolutions, as wide as the number of parameters allows."""
     # One layer has no width: two convolutions with as many filters between them.
     kind: NetName = "resnet" if name == "layer" else name
     num_blocks = 1 if name == "layer" else num_blocks
@@ -432,11 +397,7 @@ def count_shared_parameters(module: nn.Module) -> int:
 
 
 def wrap_own_net(net: nn.Module, shape: NetShape) -> Regression:
-    """A user's own net, checked to keep the grid and to give the outputs that are needed.
-
-    Raises:
-        DataError: With both shapes.
-    """
+    """A user's own net, checked to keep the grid and to give the outputs that are needed."""
     was_training = net.training
     try:
         with torch.no_grad():

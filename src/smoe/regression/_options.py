@@ -64,7 +64,7 @@ class RegressorOptions:
         regrid: Interpolate the inputs to the grid of the targets where they differ: bilinearly between rows and columns
             of latitudes and longitudes, else by inverse distance from the four nearest pixels.
         learning_rate: Learning rate of Adam at the start.
-        batch_size: Samples of a training step.
+        batch_size: Samples of a training step; None: 16, and more on small grids with many times.
         max_epochs: Most epochs.
         patience: Epochs without a better validation after which the training ends.
         validation_share: Share of the times, the last ones, that validate if no period is given.
@@ -98,7 +98,7 @@ class RegressorOptions:
     upper: float | None = None
     regrid: bool = False
     learning_rate: float = 5e-3
-    batch_size: int = 16
+    batch_size: int | None = None
     max_epochs: int = 24
     patience: int = 4
     validation_share: float = 0.2
@@ -134,6 +134,8 @@ class RegressorOptions:
             raise OptionError(f"log_with must be one of {', '.join(TRACKERS)}, got {self.log_with!r}")
         for name in ("filters", "num_blocks", "batch_size", "max_epochs", "patience"):
             value = getattr(self, name)
+            if name == "batch_size" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}")
         if not self.num_experts >= 1.0:

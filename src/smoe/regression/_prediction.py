@@ -44,18 +44,7 @@ Times = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 def predict_values(
     fitted: Fitted, net: Regression, inputs: np.ndarray, times: Times, base: np.ndarray | None = None
 ) -> np.ndarray:
-    """Predictions in the units of the targets.
-
-    Args:
-        fitted: Fitted regressor.
-        net: One of its nets.
-        inputs: All channels in their units, `(N, C, H, W)`.
-        times: Times of the samples.
-        base: What the net corrects, where it is known already, `(N, K, H, W)`.
-
-    Returns:
-        `(N, K, n, H, W)`: n is 1, the quantiles in ascending order, or mean and spread. NaN where targets have none.
-    """
+    """Predictions in the units of the targets."""
     ladder, statistics = fitted.grid_ladder, fitted.statistics
     if base is None:
         name = fitted.base_of(net)
@@ -103,17 +92,7 @@ def find_gaps(fitted: Fitted, inputs: np.ndarray) -> np.ndarray:
 
 
 def read_inputs(fitted: Fitted, source: FieldSource, positions: np.ndarray, *, allow_gaps: bool = False) -> np.ndarray:
-    """Inputs of some positions, with gaps checked against the policy.
-
-    Args:
-        fitted: Fitted regressor.
-        source: Where the inputs come from.
-        positions: Positions to read.
-        allow_gaps: Return missing values, whatever the policy.
-
-    Raises:
-        DataError: If values are missing where the training had them, and the policy is not to fill.
-    """
+    """Inputs of some positions, with gaps checked against the policy."""
     inputs = all_channels(fitted, source.read(positions))
     if np.isinf(inputs).any():
         row, channel = (int(place[0]) for place in np.nonzero(np.isinf(inputs).any(axis=(2, 3))))
@@ -193,11 +172,7 @@ def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarra
 
 
 def sample_times(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> Times:
-    """Times of inputs and targets at some positions of new inputs.
-
-    Raises:
-        DataError: If the inputs have no time, and the model knows the season or the hour.
-    """
+    """Times of inputs and targets at some positions of new inputs."""
     lead = lead_channel(positions, source.lead_times, fitted.lead_scale)
     labels = source.labels
     if labels is None:
@@ -266,13 +241,6 @@ def join_blocks(blocks: Iterator[xr.Dataset], folder: Path) -> xr.Dataset:
 
     A single block is returned as it is. The fields of several are kept in files, of which the memory holds a few
     megabytes while the data set is written.
-
-    Args:
-        blocks: Data sets of one layout.
-        folder: Folder for the files; it must last as long as the data set.
-
-    Raises:
-        DataError: If the disk is full.
     """
     first = next(blocks)
     second = next(blocks, None)

@@ -39,15 +39,7 @@ from smoe.regression._statistics import Statistics, StatisticsPass, find_referen
 
 
 class GridSamples:
-    """Inputs and targets of some times, in their units.
-
-    Args:
-        inputs: Fields of the inputs.
-        targets: Fields of the targets.
-        pairs: Samples.
-        statistics: Statistics of the training part.
-        lead: Lead time of each sample as a share of the longest, `(N,)`; None where all are alike.
-    """
+    """Inputs and targets of some times, in their units."""
 
     def __init__(
         self,
@@ -118,11 +110,7 @@ def open_sources(
     target_variables: Any = None,
     open_options: OpenOptions | None = None,
 ) -> tuple[FieldSource, FieldSource]:
-    """Opens inputs and targets and compares their grids.
-
-    Raises:
-        DataError: If the grids differ and `regrid` is off, or inputs and targets look swapped.
-    """
+    """Opens inputs and targets and compares their grids."""
     opened = open_fields(x, "inputs", options.location, input_variables, open_options)
     inputs = FieldSource(opened, input_variables, "inputs", with_series=True)
     opened = open_fields(y, "targets", options.location, target_variables, open_options)
@@ -173,16 +161,7 @@ def pair_sources(inputs: FieldSource, targets: FieldSource, options: RegressorOp
 def split_pairs(
     pairs: Pairs, given: Mapping[str, Any], options: RegressorOptions
 ) -> tuple[dict[str, Pairs], dict[str, Period]]:
-    """Samples of `train`, `validation` and, if it is given, `test`; contiguous and at least the lead apart.
-
-    Args:
-        pairs: All samples.
-        given: Periods by name, or None: the last share of the times validates, what remains trains.
-        options: Options with the lead and the share.
-
-    Raises:
-        DataError: If periods overlap, or one holds too few samples.
-    """
+    """Samples of `train`, `validation` and, if it is given, `test`; contiguous and at least the lead apart."""
     first, last = int(min(pairs.starts.min(), pairs.valid.min())), int(max(pairs.starts.max(), pairs.valid.max()))
     periods = {
         name: parse_period(period, pairs.calendar, first, last) for name, period in given.items() if period is not None
@@ -231,23 +210,7 @@ def prepare(
     notify: Callable[[str], None] = _ignore,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Makes samples of inputs and targets.
-
-    Args:
-        x: Inputs, as `open_fields` takes them.
-        y: Targets.
-        options: Options of the regressor.
-        periods: Periods by name, or None.
-        input_variables: Variables to use; all on the grid if None.
-        target_variables: Variables to predict; all if None.
-        open_options: Arguments of `xarray.open_dataset` for files.
-        cache: Folder for data that do not fit into memory; it is made if it is needed.
-        notify: Called with what is worth a line, warnings aside.
-        progress: Called after each block that was read.
-
-    Raises:
-        DataError: If the data cannot be used, with the reason.
-    """
+    """Makes samples of inputs and targets."""
     inputs, targets = open_sources(x, y, options, input_variables, target_variables, open_options)
     reference = find_references(inputs.channels, targets.channels, options.residual)
     pairs = pair_sources(inputs, targets, options)

@@ -112,11 +112,7 @@ def write_predictions(
     overwrite: bool = False,
     open_options: OpenOptions | None = None,
 ) -> list[Path]:
-    """Predicts a block of times at once, so that inputs may be larger than memory, and writes what was predicted.
-
-    Returns:
-        The files, one or one for each year.
-    """
+    """Predicts a block of times at once, so that inputs may be larger than memory, and writes what was predicted."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

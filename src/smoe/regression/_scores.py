@@ -201,18 +201,7 @@ def make_table(
     notes: tuple[str, ...] = (),
     simple: Sequence[str] = (),
 ) -> ScoreTable:
-    """Reduces the errors of all samples: the mean over times is inside of the root.
-
-    Args:
-        sums: Errors by predictor.
-        targets: Names of the targets.
-        units: Their units.
-        objective: Name of the objective where it is another one.
-        seed: Seed of the bootstrap.
-        period: What was scored, in words.
-        notes: What must be said of it.
-        simple: Simple predictions, with the best of which all are compared.
-    """
+    """Reduces the errors of all samples: the mean over times is inside of the root."""
     rmse, spread, mae, values = {}, {}, {}, {}
     differences: dict[str, tuple[float, ...]] = {}
     difference_spreads: dict[str, tuple[float, ...]] = {}
@@ -252,12 +241,6 @@ def bootstrap_spread(
     """Standard deviation of the root mean squared error over resampled blocks of consecutive times.
 
     Blocks, because neighbouring times err alike: a bootstrap of single times would be too sure.
-
-    Args:
-        squared: Mean squared error of each time and target, `(N, K)`.
-        seed: Seed of the resampling.
-        reference: Of another prediction at the same times: the spread is that of the difference of the two roots.
-        mean: The spread of the mean, not of its root.
     """
     count = len(squared)
     length = max(1, math.isqrt(count))
@@ -326,11 +309,7 @@ class Scored:
 
 
 def open_scored(fitted: Fitted, x: Any, y: Any, period: Any = None, open_options: OpenOptions | None = None) -> Scored:
-    """Opens the samples of a period; without one, those of the test period if there are any, else all.
-
-    Raises:
-        DataError: If inputs or targets are not those of the model, or no sample lies in the period.
-    """
+    """Opens the samples of a period; without one, those of the test period if there are any, else all."""
     inputs = open_inputs(fitted, x, open_options)
     targets = _check_targets(fitted, y, open_options)
     pairs = pair_sources(inputs, targets, fitted.options)
@@ -432,11 +411,7 @@ def with_spread(fitted: Fitted, rung: str, values: np.ndarray) -> np.ndarray:
 def score_samples(
     fitted: Fitted, x: Any, y: Any, period: Any = None, open_options: OpenOptions | None = None
 ) -> ScoreTable:
-    """Scores of the samples that `open_scored` chooses.
-
-    Raises:
-        DataError: If inputs or targets are not those of the model, or no sample is left.
-    """
+    """Scores of the samples that `open_scored` chooses."""
     sums: dict[str, ErrorSums] = {}
     scored = open_scored(fitted, x, y, period, open_options)
     objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
@@ -462,13 +437,7 @@ def score_samples(
 
 
 def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) -> str | None:
-    """What must be said of a model that a simple prediction beats on samples that were prepared for it.
-
-    Args:
-        fitted: Fitted regressor.
-        samples: Samples of the validation period.
-        is_forecast: Whether the inputs are forecasts with lead times.
-    """
+    """What must be said of a model that a simple prediction beats on samples that were prepared for it."""
     sums: dict[str, ErrorSums] = {}
     for first in range(0, len(samples), _BATCH):
         indices = np.arange(first, min(first + _BATCH, len(samples)))

@@ -52,12 +52,7 @@ class Statistics:
 
 
 def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...], residual: str) -> np.ndarray:
-    """Input that each target continues: of the same name, or of the same standard name, with the same level and units.
-
-    Raises:
-        DataError: If a variable has other units among the inputs than among the targets, or none is found where
-            `residual` is `yes`.
-    """
+    """Input that each target continues: of the same name or standard name, with the same level and units."""
     found = []
     for target in targets:
         same = [i for i, one in enumerate(inputs) if _is_same(one, target) and not one.is_static]
@@ -87,15 +82,7 @@ _PIECE_BYTES = 1 << 26
 
 
 class StatisticsPass:
-    """Sums over the training samples. Give `add` to `collect_fields`, as what observes the inputs.
-
-    Args:
-        input_channels: Channels of the inputs.
-        input_positions: Positions of the rows of their table, ascending.
-        targets: Fields of the targets, which are there already.
-        pairs: Training samples.
-        reference: Input that each target continues, or -1.
-    """
+    """Sums over the training samples. Give `add` to `collect_fields`, as what observes the inputs."""
 
     def __init__(
         self,
@@ -137,11 +124,7 @@ class StatisticsPass:
             self._of_errors.add(after - references)
 
     def finish(self) -> Statistics:
-        """The statistics of what was added.
-
-        Raises:
-            DataError: If a target or an input does not vary, or a target is the same as an input.
-        """
+        """The statistics of what was added."""
         reference, targets = self._reference, self._targets
         _check_varies(self._of_targets, targets.channels, "target", "there is nothing to learn")
         _check_varies(self._of_inputs, self._channels, "input", "leave it out")
@@ -190,11 +173,7 @@ class StatisticsPass:
 
 
 def gather_statistics(inputs: FieldTable, targets: FieldTable, pairs: Pairs, reference: np.ndarray) -> Statistics:
-    """Statistics of samples from tables that are there already, for samples that are known only then.
-
-    Raises:
-        DataError: If a target or an input does not vary.
-    """
+    """Statistics of samples from tables that are there already, for samples that are known only then."""
     statistics = StatisticsPass(inputs.channels, inputs.positions, targets, pairs, reference)
     row_bytes = 4 * inputs.always_missing.size
     step = max(1, _PIECE_BYTES // max(row_bytes, 1))

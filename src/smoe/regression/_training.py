@@ -31,14 +31,7 @@ _LOWEST, _HIGHEST = -9.0, 9.0
 
 
 class GridObjective(nn.Module):
-    """Weighted mean of an error over samples, targets and pixels; pixels whose target is NaN do not count.
-
-    Args:
-        kind: `mse`, `mae`, `quantiles` (pinball loss) or `gaussian` (CRPS of mean and spread).
-        weights: Weight of each pixel, `(H, W)`; all alike if None.
-        quantiles: Quantiles of `quantiles`.
-        own: A user's function of prediction and target, which gives the error of each pixel, in place of `kind`.
-    """
+    """Weighted mean of an error over samples, targets and pixels; pixels whose target is NaN do not count."""
 
     weights: Tensor | None
     levels: Tensor
@@ -93,11 +86,7 @@ def split_gaussian(output: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class MeanObjective(Metric):
-    """The objective over a whole data set, named `loss`.
-
-    Args:
-        objective: Objective; its weights are the same for all batches.
-    """
+    """The objective over a whole data set, named `loss`."""
 
     names = ("loss",)
 
@@ -113,15 +102,7 @@ class MeanObjective(Metric):
 
 
 class NetSamples(Dataset[tuple[Tensor, Tensor]]):
-    """What a net learns: normalised inputs, and targets less the base that it corrects; NaN marks missing targets.
-
-    Args:
-        samples: Inputs and targets in their units.
-        ladder: Makes the inputs of the net.
-        base: Prediction of each sample that was not fitted to it, `(N, K, H, W)`.
-        scale: Units of what is learned, `(K,)`.
-        is_own: Whether the net is the user's own, which sees the inputs alone.
-    """
+    """What a net learns: normalised inputs, and targets less the base that it corrects; NaN marks missing targets."""
 
     def __init__(
         self, samples: GridSamples, ladder: GridLadder, base: np.ndarray, scale: np.ndarray, *, is_own: bool
@@ -155,12 +136,7 @@ def normal_quantiles(levels: Sequence[float]) -> np.ndarray:
 
 
 def start_map(options: RegressorOptions, spread: np.ndarray) -> np.ndarray:
-    """What a net predicts before it has learned anything, `(K * n, H, W)`, from the spread of its base's errors.
-
-    Args:
-        options: Options with the objective.
-        spread: Standard deviation of the errors in units of what is learned, `(K, H, W)`.
-    """
+    """What a net predicts before it has learned anything, `(K * n, H, W)`, from the spread of its base's errors."""
     zero = np.zeros_like(spread)
     if options.objective == "gaussian":
         parts = [zero, np.log(np.maximum(spread, 1e-3))]
@@ -190,11 +166,22 @@ def objective_errors(values: np.ndarray, truth: np.ndarray, options: RegressorOp
 _MAY_DIFFER = frozenset(f"options.{name}" for name in (*MACHINE_OPTIONS, "compare", "keep", "refit"))
 
 
-def make_plan(options: RegressorOptions, num_samples: int) -> TrainingPlan:
+# Pixels of a batch at least, steps of an epoch at most, and values of a batch at most, by default.
+_BATCH_PIXELS, _EPOCH_STEPS, _BATCH_VALUES = 4096, 50, 4_000_000
+
+
+def choose_batch(options: RegressorOptions, num_samples: int, num_pixels: int, num_channels: int) -> int:
+    """Samples of a batch."""
+    wanted = max(16, _BATCH_PIXELS // num_pixels, -(-num_samples // _EPOCH_STEPS))
+    chosen = options.batch_size or min(wanted, max(16, _BATCH_VALUES // (num_pixels * num_channels)))
+    return min(chosen, num_samples)
+
+
+def make_plan(options: RegressorOptions, batch_size: int) -> TrainingPlan:
     """The plan of a training: the learning rate falls when the validation stops to improve, then the training ends."""
     return TrainingPlan(
-        batch_size=min(options.batch_size, num_samples),
-        evaluation_batch_size=max(options.batch_size, 1),
+        batch_size=batch_size,
+        evaluation_batch_size=batch_size,
         max_epochs=min(options.max_epochs, _QUICK_EPOCHS) if options.quick else options.max_epochs,
         monitor="loss",
         monitor_mode="min",
@@ -219,29 +206,13 @@ def train_net(
     reporter: Reporter | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Trains a net in place; it ends with the weights of the best validation.
-
-    Args:
-        net: Net to train.
-        splits: Samples named `train` and `validation`.
-        objective: Objective.
-        options: Options of the regressor.
-        directory: Directory of the record and the checkpoints; a temporary one if None.
-        resume: Continue the training that is there.
-        reporter: Logs progress.
-        recipe: What the record says of the training.
-
-    Returns:
-        The records of the epochs; the last one says why the training ended.
-
-    Raises:
-        Interrupted: After a SIGINT, SIGTERM or SIGHUP. The state was stored.
-        TrainingDiverged: If the loss or the weights are not finite.
-    """
+    """Trains a net in place; it ends with the weights of the best validation."""
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     keep_freed_memory()
-    plan = make_plan(options, len(splits["train"]))
+    example = splits["train"][0][0]
+    batch = choose_batch(options, len(splits["train"]), example[0].numel(), len(example))
+    plan = make_plan(options, batch)
     task = Task(
         model=net,
         optimizer=torch.optim.Adam(net.parameters(), lr=options.learning_rate),
