@@ -30,10 +30,8 @@ from smoe.regression._scores import ErrorSums, ScoreTable, make_table
 if TYPE_CHECKING:
     import xarray as xr
 
-    from smoe.regression._regressor import GridRegressor
 
-
-def rollout(model: GridRegressor, x: Any, steps: int) -> xr.Dataset:
+def rollout(model: Any, x: Any, steps: int) -> xr.Dataset:
     """As `GridRegressor.rollout` says."""
     xr = import_xarray()
     fitted = model.fitted
@@ -65,16 +63,14 @@ def rollout(model: GridRegressor, x: Any, steps: int) -> xr.Dataset:
     return whole.assign_coords(lead_time=("lead_time", hours, attributes))
 
 
-def cross_validate(model: GridRegressor, x: Any, y: Any, folds: int, **fit: Any) -> ScoreTable:
+def cross_validate(model: Any, x: Any, y: Any, folds: int, **fit: Any) -> ScoreTable:
     """As `GridRegressor.cross_validate` says."""
-    from smoe.regression._regressor import GridRegressor
-
     names = [fit.get(name) for name in ("input_variables", "target_variables", "open_options")]
     inputs, targets = open_sources(x, y, model.options, *names)
     pairs = pair_sources(inputs, targets, model.options)
     tables = []
     for period in _blocks(pairs, folds):
-        one = GridRegressor(**model.get_params())
+        one = type(model)(**model.get_params())
         one.fit(x, y, test=period, **fit)
         tables.append(one.score(x, y, period, open_options=fit.get("open_options")))
     # The name of the climatology tells its harmonics, which may differ.
@@ -104,7 +100,7 @@ def _blocks(pairs: Pairs, folds: int) -> list[Period]:
 
 
 def write_predictions(
-    model: GridRegressor,
+    model: Any,
     inputs: Any,
     output: Path,
     *,
