@@ -119,6 +119,10 @@ def test_other_formats_are_named_and_read_by_their_engine(tmp_path: Path) -> Non
         open_fields(path, open_options={"engine": "nothing"})
     regional().to_netcdf(path, format="NETCDF3_CLASSIC", engine="scipy")
     xr.testing.assert_equal(open_fields(path, open_options={"engine": "scipy"}).load(), regional())
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(DataError, match=r"fields\.pp is truncated: its header declares"):
+        open_fields(path, open_options={"engine": "netcdf4"})
+    regional().to_netcdf(path, format="NETCDF3_CLASSIC", engine="scipy")
     with pytest.raises(DataError, match=r"cannot be decoded .*no_such_option"):
         open_fields(path, open_options={"no_such_option": 3})
 

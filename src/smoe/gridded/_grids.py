@@ -28,15 +28,9 @@ _TOLERANCE_STEPS = 0.02
 class HorizontalGrid:
     """Points of a grid in a fixed order: rows from south to north, columns eastwards.
 
-    Attributes:
-        kind: `latitude-longitude`; `rotated`, degrees of a rotated pole; `projected`, other coordinates of rows and
-            columns; `curvilinear`, latitude and longitude of each pixel; `indexed`, no coordinates; `mesh`, nodes in a
-            row (`NodeGrid`).
-        shape: Rows and columns.
-        rows: Coordinate of the rows `(H,)`, or latitude of each pixel `(H, W)`; empty for an indexed grid.
-        columns: Coordinate of the columns `(W,)`, or longitude of each pixel `(H, W)`.
-        closes_circle: Whether the first column is the eastern neighbour of the last one.
-        pole: Latitude and longitude of the rotated pole, where the file gives them.
+    Rows and columns are coordinates `(H,)` and `(W,)`; latitude and longitude of each pixel `(H, W)` if it is
+    curvilinear; degrees of a rotated pole; empty if the grid is indexed; the places of nodes if it is a mesh. A grid
+    closes the circle where the first column is the eastern neighbour of the last one.
     """
 
     kind: GridKind

@@ -35,6 +35,7 @@ OpenOptions = Mapping[str, Any]
 _GRIB_ENDINGS = (".grib", ".grib2", ".grb", ".grb2")
 _GRIB_OPTIONS = ("filter_by_keys", "read_keys", "time_dims", "squeeze", "encode_cf", "indexpath", "errors")
 _NETCDF_ENDINGS = (".nc", ".nc4", ".cdf")
+_ENGINES = {"cfgrib": "grib", "netcdf4": "netcdf", "zarr": "zarr"}
 
 
 def open_fields(
@@ -135,7 +136,7 @@ def _open_one(path: Path, options: OpenOptions) -> list[xr.Dataset]:
         raise DataError(f"{path} holds no dates: write its series in time as UGRID NetCDF (docs/geometries.md)")
     given: dict[str, Any] = {"chunks": {} if _has_dask() else None, "decode_timedelta": False, **options}
     with damage_as_data_error(path, is_opening=True):
-        kind = _kind_of(path) if "engine" not in options else "grib" if options["engine"] == "cfgrib" else "other"
+        kind = _ENGINES.get(str(options["engine"]), "other") if "engine" in options else _kind_of(path)
         if kind == "grib":
             given.pop("group", None)
             return _open_grib(path, given)

@@ -23,19 +23,9 @@ class Regridding:
 
     Between two grids of latitudes and longitudes, a pixel is interpolated along rows and along columns, and missing
     values spread to the pixels that they have weight in. The target may reach beyond the outermost pixels of the source
-    by one step, as it does beyond means of its own blocks; the nearest values hold there. Between others, a pixel is
-    the mean of its four nearest ones, weighted by the inverse of the squared distance; missing values do not count, but
-    where the nearest pixel has none, the result is missing: a coast stays where it is.
-
-    Args:
-        source: Grid of the fields; its longitudes may close the circle.
-        target: Grid to interpolate to.
-
-    Attributes:
-        beyond: Steps by which the target reaches beyond the outermost pixels of the source, 0 if it does not.
-
-    Raises:
-        DataError: If a grid has no latitudes and longitudes, or the target reaches further.
+    by one step, as it does beyond means of its own blocks; the nearest values hold there (`beyond` has the steps).
+    Between others, a pixel is the mean of its four nearest ones, weighted by the inverse of the squared distance;
+    missing values do not count, but where the nearest pixel has none, the result is missing: a coast stays where it is.
     """
 
     def __init__(self, source: HorizontalGrid, target: HorizontalGrid) -> None:

@@ -184,16 +184,8 @@ def collect_fields(
 ) -> FieldTable:
     """Reads fields into memory, or streams them into a file that is mapped into memory. The source is read once.
 
-    Args:
-        source: Where the fields come from.
-        positions: Positions to read; each is read once.
-        folder: Folder of the file. A stream that was stopped goes on from the last block. None: memory.
-        block_bytes: Most bytes of a block. A block is read while the one before is worked on.
-        progress: Called after each block.
-        observe: Called with each block, also with those that an earlier stream left, for what is gathered in passing.
-
-    Raises:
-        DataError: If a value is infinite, a file cannot be read, or the disk is too small.
+    A block is read while the one before is worked on. A stream that was stopped goes on from the last block; `observe`
+    sees the blocks that it left, too.
     """
     positions = np.unique(np.asarray(positions, np.int64))
     channels, is_static = source.channels, _is_static(source.channels)

@@ -458,14 +458,8 @@ class Pairs:
 def pair_by_time(inputs: TimeLabels, targets: TimeLabels, lead: Lead, *, lead_times: np.ndarray | None = None) -> Pairs:
     """Pairs each input with the target that lies the lead later.
 
-    Args:
-        inputs: Times of the inputs; of forecasts, their start times.
-        targets: Times of the targets.
-        lead: Time from input to target. For forecasts with lead times of their own it must be none.
-        lead_times: Lead times of forecasts, seconds, `(L,)`. The position of an input is then `start * L + lead`.
-
-    Raises:
-        DataError: If the calendars differ, the lead is not a multiple of the step, or no pair is found.
+    The inputs of forecasts are their start times; they have lead times in seconds, `(L,)`, in place of a lead, and the
+    position of one is then `start * L + lead`.
     """
     if inputs.calendar != targets.calendar:
         raise DataError(
