@@ -99,7 +99,7 @@ def test_the_page_opens_with_a_sentence() -> None:
     report = sample_report()
     rows = (replace(report.scores.rows[0], spreads={"mse": 2.0}), report.scores.rows[1])
     doubtful = headline(replace(report, scores=replace(report.scores, rows=rows, units={"mse": "K2"})))
-    assert doubtful.startswith("mse on the test split: 1 ± 2 K2, 75 % less") and doubtful.endswith("of the scores.")
+    assert doubtful.startswith("mse on the test split: 1 ± 2 K2, within the uncertainty of the best other prediction")
     assert headline(replace(report, scores=replace(report.scores, rows=rows[1:]))) == ""
     high = ScoreRow("a", "this run", {"accuracy": 90.0}, is_own=True), ScoreRow("b", "here", {"accuracy": 80.0})
     monitor = Monitor("validation/accuracy", is_best_high=True)

@@ -151,14 +151,15 @@ def headline(report: RunReport) -> str:
         return f"{text}."
     best = (max if is_high else min)(others, key=lambda row: row.values[metric])
     ours, theirs = own.values[metric], best.values[metric]
-    if is_high:
+    is_unsure = abs(ours - theirs) < 2 * max(own.spreads.get(metric, 0.0), best.spreads.get(metric, 0.0))
+    if is_unsure:
+        verdict = "within the uncertainty of"
+    elif is_high:
         verdict = f"{show_number(abs(ours - theirs))} {'more' if ours >= theirs else 'less'} than"
     else:
         gain = 100.0 * (1.0 - ours / theirs) if theirs else 0.0
         verdict = f"{abs(gain):.3g} % {'less' if gain >= 0 else 'more'} than"
-    spread = max(own.spreads.get(metric, 0.0), best.spreads.get(metric, 0.0))
-    doubt = " The difference is within the uncertainty of the scores." if abs(ours - theirs) < 2 * spread else ""
-    return f"{text}, {verdict} the best other prediction of the table, {best.name} ({shown(best)}).{doubt}"
+    return f"{text}, {verdict} the best other prediction of the table, {best.name} ({shown(best)})."
 
 
 def epochs_of(history: Sequence[Record]) -> list[Record]:
