@@ -32,8 +32,8 @@ _YEAR_HARMONICS, _DAY_HARMONICS = 4, 3
 # Shares of the number of samples that are added to the diagonal.
 _PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 _LEAST_PENALTY, _NEVER = 1e-6, 1e9
-# Share of an error that more columns must remove.
-_LEAST_GAIN = 0.002
+# Share of an error that more columns must remove, and more rungs in a combination.
+_LEAST_GAIN, _LEAST_COMBINED = 0.002, 0.01
 NUM_BLOCKS = 5
 RINGS = (1, 2, 4, 8)
 _COMPONENTS = (3, 6)
@@ -548,14 +548,15 @@ def _convex_weights(products: np.ndarray) -> np.ndarray:
     if lowest <= 1e-12 * float(np.diag(products).max()):
         return best
     regular = products + 1e-4 * lowest * np.eye(count)
-    for bits in range(1, 2**count):
+    # Small sets first.
+    for bits in sorted(range(1, 2**count), key=int.bit_count):
         chosen = np.flatnonzero([bits >> place & 1 for place in range(count)])
         found = _solve(regular[np.ix_(chosen, chosen)], np.ones(len(chosen)))
         found /= found.sum()
         if (found < 0.0).any() or not np.isfinite(found).all():
             continue
         error = float(found @ products[np.ix_(chosen, chosen)] @ found)
-        if error < (1.0 - 1e-3) * lowest:
+        if error < (1.0 - _LEAST_COMBINED) * lowest:
             best, lowest = np.zeros(count), error
             best[chosen] = found
     return best
