@@ -122,6 +122,9 @@ def test_a_budget_chooses_the_layers_in_which_the_place_matters() -> None:
     net = Net()
     scores = smoe.nn.place_scores(net, ["first", "second"], batches, loss)
     assert scores["first"] > 2.0 * scores["second"]
+    net.first.requires_grad_(False)
+    assert smoe.nn.place_scores(net, ["first", "second"], batches, loss)["first"] == 0.0
+    net.first.requires_grad_(True)
     reports: list[str] = []
     half = smoe.convert(net, example_input=X, budget=0.5, batches=batches, loss=loss, notify=reports.append)
     assert isinstance(half.first, smoe.SpatialMoE2d) and isinstance(half.second, nn.Conv2d)

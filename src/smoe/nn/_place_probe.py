@@ -64,8 +64,8 @@ def _products(model: nn.Module, modules: dict[str, nn.Module], input: Any, targe
 
     def note_call(name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
-            del module
-            calls[name].append((args, kwargs, output))
+            if output.requires_grad and _filters(module):
+                calls[name].append((args, kwargs, output))
 
         return note
 
@@ -80,15 +80,22 @@ def _products(model: nn.Module, modules: dict[str, nn.Module], input: Any, targe
         for handle in handles:
             handle.remove()
     outputs = [output for found in calls.values() for *_, output in found]
+    if not outputs:
+        return {}
     errors = iter(torch.autograd.grad(value, outputs, allow_unused=True))
     products = dict.fromkeys(modules, 0.0)
     for name, module in modules.items():
-        parameters = [parameter for parameter in module.parameters() if parameter.ndim > 1]
+        parameters = _filters(module)
         for args, kwargs, output in calls[name]:
             error = next(errors)
             if error is not None and len(output) > 1:
                 products[name] += _between_places(module, parameters, args, kwargs, output, error)
     return products
+
+
+def _filters(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters that learn, without biases."""
+    return [parameter for parameter in module.parameters() if parameter.ndim > 1 and parameter.requires_grad]
 
 
 def _between_places(
