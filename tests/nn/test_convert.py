@@ -134,21 +134,6 @@ def test_every_rule_learns_on_from_the_filters(net: Net, rule: Rule | str) -> No
     assert losses[-1] < losses[0]
 
 
-def test_it_learns_on_from_the_filters(net: Net) -> None:
-    converted = smoe.convert(net, example_input=X, start="filters", rule=RC, order="index")
-    target = torch.randn_like(converted(X))
-    optimizer = torch.optim.SGD(converted.parameters(), lr=0.01)
-    losses: list[float] = []
-    for _ in range(8):
-        loss = F.mse_loss(converted(X), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0]
-    assert all(parameter.grad is not None for name, parameter in converted.named_parameters() if "unused" not in name)
-
-
 def test_names_and_predicates_choose(net: Net) -> None:
     by_name = plan_conversion(net, example_input=X, names="*o*n*")
     assert [change.name for change in by_name.changes] == ["second", "down"]

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from smoe.nn._conversion_plan import evaluation_mode
 from smoe.nn._gate import SpatialGate
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.ops._routing import Routing, family_members
 from smoe.rules import StraightThrough
 
 _PIXELS_AT_ONCE = 1 << 16
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode; afterwards every module is in its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
 
 
 def layers_by_gate(model: nn.Module) -> dict[SpatialGate, dict[str, RoutedLayer]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, cast
@@ -395,6 +396,18 @@ def is_by_kernels(module: nn.Module) -> bool:
     )
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode; afterwards every module is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+
+
 def run_example(
     model: nn.Module, example_input: ExampleInput, hooks: Mapping[nn.Module, Callable[..., None]] | None = None
 ) -> object:
@@ -402,7 +415,6 @@ def run_example(
 
     The network is left in the mode it was in, and so are the example and the random number generators.
     """
-    was_training = {module: module.training for module in model.modules()}
     handles = [
         module.register_forward_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
         for module, hook in (hooks or {}).items()
@@ -412,17 +424,13 @@ def run_example(
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     try:
         # In evaluation mode, so that the running means of a batch normalisation stay as they are.
-        model.eval()
-        with torch.no_grad(), torch.random.fork_rng(list(devices)):
+        with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(list(devices)):
             if isinstance(example, Mapping):
                 return model(**example)
             return model(*example) if isinstance(example, tuple) else model(example)
     finally:
         for handle in handles:
             handle.remove()
-        # Parents come first, so that each module ends with its own mode.
-        for module, mode in was_training.items():
-            module.train(mode)
 
 
 def _check_model(model: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoe.nn._conversion_plan import filters_of
+from smoe.nn._conversion_plan import evaluation_mode, filters_of
 
 Loss = Callable[[Any, Any], torch.Tensor]
 # Fields of random signs by which the gradients of the places are told apart.
@@ -40,16 +40,11 @@ def place_scores(
     modules = {name: model.get_submodule(name) for name in names}
     totals = dict.fromkeys(names, 0.0)
     number = 0
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluation_mode(model):
         for input, target in batches:
             number += 1
             for name, found in _products(model, modules, input, target, loss).items():
                 totals[name] += found
-    finally:
-        for module, mode in modes.items():
-            module.train(mode)
     if number == 0:
         raise ValueError("batches is empty: give a few pairs of input and target")
     return {

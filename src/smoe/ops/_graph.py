@@ -41,11 +41,6 @@ def edge_directions(coordinates: torch.Tensor, edge_index: torch.Tensor, *, on_s
     return torch.stack([(steps * east).sum(dim=1), (steps * north).sum(dim=1)], dim=1) / length
 
 
-def edge_lengths(coordinates: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-    """Lengths of the edges in units of their mean, `(M, 1)`."""
-    return edge_directions(coordinates, edge_index).norm(dim=1, keepdim=True)
-
-
 Aggregation = Literal["mean", "sum", "gcn"]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
