@@ -12,6 +12,7 @@ import xarray as xr
 
 import smoe
 from gridded_files import cosines, regional
+from smoe.cli.main import main
 from smoe.errors import DataError, SmoeError
 from smoe.regression._ladder import COMBINATION, TimeBasis
 from smoe.regression._ladder_fit import NormalEquations, candidate_bases, ring_neighbours
@@ -258,3 +259,23 @@ def test_an_own_objective_trains_the_net_and_a_warm_start_continues_it() -> None
     assert all(torch.allclose(after[name], value, atol=1e-5) for name, value in before.items() if "weight" in name)
     with pytest.raises(DataError, match="warm_start needs a model"):
         smoe.GridRegressor("layer", lead="1 month", **QUIET).fit(y, y, warm_start=True)
+
+
+def test_lazy_predictions_are_computed_when_they_are_asked_for() -> None:
+    y = seasonal()
+    model = smoe.GridRegressor(net="ladder", lead="1 month", **QUIET).fit(y, y)
+    expected = model.predict(y)
+    lazy = model.predict(y.chunk(time=50), lazy=True)
+    assert lazy["t2m"].chunks is not None and lazy.sizes == expected.sizes
+    xr.testing.assert_equal(lazy.compute(scheduler="synchronous"), expected)
+    with pytest.raises(DataError, match="lazy predictions need an xarray object that is chunked along time"):
+        model.predict(y, lazy=True)
+
+
+def test_a_quick_fit_and_its_folds_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seasonal().to_netcdf(tmp_path / "y.nc")
+    flags = ["--lead", "1 month", "--quick", "--net", "layer", "--filters", "2", "--device", "cpu", "--folds", "2"]
+    assert main(["fit", str(tmp_path / "y.nc"), str(tmp_path / "y.nc"), "-o", str(tmp_path / "run"), *flags]) == 0
+    text = capsys.readouterr()
+    assert "2 blocks of 1990-01" in text.out and "plain net" not in text.out.split("note: no plain net")[0]
+    assert "simple models: 2 harmonics of the year" in text.err

@@ -103,13 +103,7 @@ def judge(
     errors["base"] = _errors(start, base, nets["net"], truth, weights, options)
     for name, net in nets.items() if is_net else ():
         of_net = simple if name == "alone" else base
-        outputs = np.concatenate(
-            [
-                run_net(net, ladder.net_inputs(validation.physical(rows)[0], of_net.validation[rows],
-                                               *validation.times(rows), is_own=is_own))
-                for rows in _batches(len(validation))
-            ]
-        )  # fmt: skip
+        outputs = _outputs(net, of_net, validation, ladder, is_own=is_own)
         start = net.start.numpy()
         keeps_all = name == "alone" or (name == "net" and options.keep == "smoe")
         tried = {
@@ -144,6 +138,16 @@ def _batches(count: int) -> list[np.ndarray]:
     return [np.arange(first, min(first + _BATCH, count)) for first in range(0, count, _BATCH)]
 
 
+def _outputs(
+    net: Regression, base: BaseFields, validation: GridSamples, ladder: GridLadder, *, is_own: bool
+) -> np.ndarray:
+    found = []
+    for rows in _batches(len(validation)):
+        before, times = validation.physical(rows)[0], validation.times(rows)
+        found.append(run_net(net, ladder.net_inputs(before, base.validation[rows], *times, is_own=is_own)))
+    return np.concatenate(found)
+
+
 def _errors(
     outputs: np.ndarray, base: BaseFields, net: Regression, truth: np.ndarray, weights: np.ndarray,
     options: RegressorOptions,
@@ -160,13 +164,7 @@ def _calibrate(
     """Moves spreads or quantiles so that they are right in the validation part."""
     if options.objective not in ("gaussian", "quantiles"):
         return
-    outputs = np.concatenate(
-        [
-            run_net(net, ladder.net_inputs(validation.physical(rows)[0], base.validation[rows],
-                                           *validation.times(rows), is_own=is_own))
-            for rows in _batches(len(validation))
-        ]
-    )  # fmt: skip
+    outputs = _outputs(net, base, validation, ladder, is_own=is_own)
     values = output_values(outputs, base.validation, net, options)
     count = options.outputs_per_target
     with torch.no_grad():

@@ -156,7 +156,7 @@ def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarra
             starts, valid, lead = times
             of_times = (starts[of_batch], valid[of_batch], None if lead is None else lead[of_batch])
             parts.append(predict_values(fitted, fitted.predictor, batch, of_times))
-    coordinates, dims, shape = _sample_coordinates(fitted, source, positions)
+    coordinates, dims, shape = sample_coordinates(fitted, source, positions)
     options = fitted.options
     dataset = fitted.layout.build(
         np.concatenate(parts),
@@ -198,7 +198,7 @@ def _valid_seconds(fitted: Fitted, source: FieldSource, positions: np.ndarray) -
     return labels.shifted(labels.seconds[positions], lead)
 
 
-def _sample_coordinates(
+def sample_coordinates(
     fitted: Fitted, source: FieldSource, positions: np.ndarray
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]:
     """Coordinates, dimensions and sizes that the samples make."""

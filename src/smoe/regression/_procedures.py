@@ -23,7 +23,7 @@ from smoe.gridded import (
 )
 from smoe.regression._fitted import grid_coordinates, open_inputs
 from smoe.regression._model_files import load_model
-from smoe.regression._prediction import join_blocks
+from smoe.regression._prediction import join_blocks, sample_coordinates
 from smoe.regression._preparation import open_sources, pair_sources
 from smoe.regression._scores import ErrorSums, ScoreTable, make_table
 
@@ -61,6 +61,28 @@ def rollout(model: Any, x: Any, steps: int) -> xr.Dataset:
     hours = (lead.seconds / 3600.0 + 720.0 * lead.months) * np.arange(1, steps + 1)
     attributes = {"standard_name": "forecast_period", "units": "hours"}
     return whole.assign_coords(lead_time=("lead_time", hours, attributes))
+
+
+def predict_lazily(model: Any, x: Any) -> Any:
+    """Predictions of chunks of times as dask arrays.
+
+    Raises:
+        DataError: If the inputs are not an xarray object that is chunked in the time of the targets.
+    """
+    xr = import_xarray()
+    fitted, time = model.fitted, model.fitted.layout.time[0]
+    is_chunked = isinstance(x, (xr.Dataset, xr.DataArray)) and time in x.chunksizes
+    if not is_chunked:
+        raise DataError(f"lazy predictions need an xarray object that is chunked along {time}: x.chunk({time}=100)")
+    source = open_inputs(fitted, x)
+    if source.lead_times is not None:
+        raise DataError("forecasts with start and lead times cannot be predicted from lazily: leave lazy out")
+    dates = sample_coordinates(fitted, source, np.arange(source.num_positions))[0][time]
+    one = model.predict(x.isel({time: slice(0, 1)}))
+    whole = one.isel({time: np.zeros(x.sizes[time], np.int64)}).assign_coords({time: dates})
+    chunks = x.chunksizes[time]
+    return xr.map_blocks(model.predict, x.chunk({dim: -1 for dim in x.dims if dim != time}),
+                         template=whole.chunk({time: chunks}))  # fmt: skip
 
 
 def cross_validate(model: Any, x: Any, y: Any, folds: int, **fit: Any) -> ScoreTable:

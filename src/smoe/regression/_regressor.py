@@ -45,7 +45,7 @@ from smoe.regression._nets import (
 from smoe.regression._options import SIMPLE, NetName, RegressorOptions
 from smoe.regression._prediction import iterate_predictions, predict_dataset
 from smoe.regression._preparation import Prepared, prepare
-from smoe.regression._procedures import cross_validate, rollout
+from smoe.regression._procedures import cross_validate, predict_lazily, rollout
 from smoe.regression._scores import ScoreTable, find_weakness, score_samples
 from smoe.regression._training import GridObjective, NetSamples, train_net
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
@@ -328,12 +328,14 @@ class GridRegressor:
         fitted = replace(fitted, weakness=find_weakness(fitted, validation, is_forecast=is_forecast))
         return replace(fitted, ladder=ladders.all) if is_refitted else fitted
 
-    def predict(self, x: Data, *, open_options: OpenOptions | None = None) -> Any:
+    def predict(self, x: Data, *, open_options: OpenOptions | None = None, lazy: bool = False) -> Any:
         """Predicts from new inputs.
 
         Args:
             x: Inputs with the variables, units and grid of the training; further variables are not used.
             open_options: As for `fit`.
+            lazy: Return dask arrays, which are computed when they are asked for, for an xarray object that is chunked
+                in time.
 
         Returns:
             Predictions with the names, units, coordinates and attributes of the targets: a DataArray if `fit` was given
@@ -343,6 +345,8 @@ class GridRegressor:
             DataError: If variables, units or the grid differ, with the difference.
         """
         fitted = self.fitted
+        if lazy:
+            return predict_lazily(self, x)
         source = open_inputs(fitted, x, open_options)
         dataset = predict_dataset(fitted, source)
         dataset = with_provenance(dataset, f"predicted by smoe.GridRegressor ({fitted.describe()})")

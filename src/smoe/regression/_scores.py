@@ -125,16 +125,17 @@ class ScoreTable:
     def __str__(self) -> str:
         """A table, best first, with the model marked by `*`, and the notes."""
         lines = []
+        width = max(34, *(len(name) + 1 for name in self.rmse))
         for number, (target, units) in enumerate(zip(self.targets, self.units, strict=True)):
             of_period = f" of {self.period}" if self.period else ""
             lines.append(printable(f"{target} ({units or 'no units'}), {self.num_samples} times{of_period}"))
-            head = f"  {'':34}{'RMSE':>10}{'±':>9}{'to simple':>11}{'±':>9}{'MAE':>10}"
+            head = f"  {'':{width}}{'RMSE':>10}{'±':>9}{'to simple':>11}{'±':>9}{'MAE':>10}"
             name, values = self.objective if self.objective is not None else ("", {})
             lines.append(head + (f"{name:>12}" if name else ""))
             for predictor in ranked(self.rmse, number):
                 mark = "*" if predictor == MODEL else " "
                 rmse, spread, mae = (each[predictor][number] for each in (self.rmse, self.rmse_spread, self.mae))
-                line = f"{mark} {predictor:34}{rmse:10.4g}{spread:9.2g}"
+                line = f"{mark} {predictor:{width}}{rmse:10.4g}{spread:9.2g}"
                 if predictor in self.difference:
                     line += f"{self.difference[predictor][number]:+11.2g}"
                     line += f"{self.difference_spread[predictor][number]:9.2g}"
