@@ -15,15 +15,8 @@ from torch import nn
 class PaperMoE2d(nn.Module):
     """The layer of the paper (Dryden & Hoefler, 2022, section 2), which selects the E experts with the best scores.
 
-    Args:
-        in_channels: C.
-        num_experts: X.
-        num_selected: E.
-        spatial_shape: H and W.
-        error_quantile: A choice is wrong if its error exceeds this quantile of its sample's errors.
-        damping: Factor of the error that wrongly selected experts receive (section 2.3).
-        tolerance: A choice is wrong for the gate only if its error exceeds the quantile by more than this.
-        damping_tolerance: The same for the damping.
+    A choice is wrong for the gate if its error exceeds the `error_quantile` of its sample's errors by more than
+    `tolerance`; by more than `damping_tolerance`, the error of its expert is multiplied by `damping` (section 2.3).
     """
 
     def __init__(
@@ -90,15 +83,8 @@ class FamilyMoE2d(nn.Module):
     The score of a candidate is the product of its key and the pixel's embedding, plus noise in training, so that
     candidates that are nearly as good take part. The candidates of a family start equal: the layer is a convolution.
     Keys and embedding are buffers, which no optimiser of the user changes. They learn by steps of their own, of 0.1 in
-    units of the scores: call `step_gate` after the optimiser's step. (The layer of the library needs no call.)
-
-    Args:
-        in_channels: C.
-        out_channels: E, the number of families, at least 2.
-        num_candidates: K, the number of candidates in each family; X = E K.
-        spatial_shape: H and W.
-        rank: Numbers of a key and of an embedding.
-        scale: Factor of the scores.
+    units of the scores: call `step_gate` after the optimiser's step. (The layer of the library needs no call.) E is
+    `out_channels`, at least 2, K is `num_candidates`; a key and an embedding have `rank` numbers.
     """
 
     def __init__(
@@ -132,9 +118,10 @@ class FamilyMoE2d(nn.Module):
     def forward(self, input: torch.Tensor, noise: torch.Tensor | float = 0.0) -> torch.Tensor:
         """`(B, C, H, W)` to `(B, E, H, W)`; `noise` is added to the scores `(E, K, H, W)`, the same between steps."""
         scores = self.score_scale * torch.einsum("ekr,rhw->ekhw", self.keys, self.embedding)
-        # The filters work on the input less its mean in the first training pass.
+        # What distinguishes candidates works on the input less its mean in the first training pass.
         self.mean = input.detach().mean(dim=(0, 2, 3)) if self.mean is None else self.mean
-        bias = self.bias - torch.einsum("ekcij,c->ek", self.weight, self.mean)
+        deviations = self.weight - self.weight.mean(dim=1, keepdim=True)
+        bias = self.bias - torch.einsum("ekcij,c->ek", deviations, self.mean)
         outputs = F.conv2d(input, self.weight.flatten(0, 1), bias.flatten(), padding=1).unflatten(1, scores.shape[:2])
         chosen = (scores + noise).argmax(dim=1, keepdim=True)
         selected = outputs.gather(2, chosen.expand(len(input), -1, -1, -1, -1))[:, :, 0]

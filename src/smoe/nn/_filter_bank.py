@@ -154,13 +154,15 @@ _LARGE_MEAN = 10.0
 class InputMean(Memory):
     """Mean input of a layer in its first training pass, and what its filters made of it then.
 
-    Filters work on the difference from the mean, so that candidates and their gradients are compared without it,
-    however large it is. With filters that were copied or loaded, only what changes in them does: the output stays as it
-    was.
+    What distinguishes the filters of a family works on the difference from the mean, so that candidates and their
+    gradients are compared without it, however large it is. What they have in common learns as a convolution does. With
+    filters that were copied or loaded, this holds for what changes in them: the output stays as it was.
 
     Args:
         num_inputs: C.
-        num_outputs: X * F.
+        num_families: E.
+        num_experts: X.
+        expert_channels: F.
         device: Device of the buffers.
     """
 
@@ -168,10 +170,20 @@ class InputMean(Memory):
     response: torch.Tensor
     start_sum: torch.Tensor
 
-    def __init__(self, num_inputs: int, num_outputs: int, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        num_inputs: int,
+        num_families: int,
+        num_experts: int,
+        expert_channels: int,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__("is_set")
+        size, larger = divmod(num_experts, num_families)
+        self._family_sizes = [size + (family < larger) for family in range(num_families)]
+        self._expert_channels = expert_channels
         self.register_buffer("mean", torch.zeros(num_inputs, device=device))
-        self.register_buffer("response", torch.zeros(num_outputs, device=device))
+        self.register_buffer("response", torch.zeros(num_experts * expert_channels, device=device))
         # Sum of the filters as they were drawn: others are not new.
         self.register_buffer("start_sum", torch.full((), torch.nan, dtype=torch.float64, device=device))
 
@@ -210,9 +222,13 @@ class InputMean(Memory):
             )
 
     def response_of(self, weight: torch.Tensor) -> torch.Tensor:
-        """Outputs of filters for the mean at every pixel, `(X * F,)`, in at least float32."""
+        """Outputs of filters `(X * F,)` for the mean at every pixel, less the family's, in at least float32."""
         sums = weight.flatten(2).sum(dim=2, dtype=self.mean.dtype) if weight.ndim > 2 else weight.to(self.mean.dtype)
-        return sums @ self.mean
+        outputs = (sums @ self.mean).unflatten(0, (-1, self._expert_channels))
+        if len(set(self._family_sizes)) == 1:
+            families = outputs.unflatten(0, (len(self._family_sizes), -1))
+            return (families - families.mean(dim=1, keepdim=True)).flatten()
+        return torch.cat([part - part.mean(dim=0) for part in outputs.split(self._family_sizes)]).flatten()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         # The difference of two responses would be lost in half precision.
@@ -353,7 +369,7 @@ class FilterBank(RoutedLayer):
         self.bias = nn.Parameter(torch.zeros(num_biases, device=device, dtype=dtype)) if self._bias_owner else None
         self._input_mean: InputMean | None = None
         if isinstance(rule, StraightThrough) and self._bias_owner == "expert":
-            self._input_mean = InputMean(in_channels, num_biases, device)
+            self._input_mean = InputMean(in_channels, num_selected, num_experts, expert_channels, device)
         self._affine = None
         if local_affine:
             if gate.spatial_shape is None:
@@ -499,7 +515,7 @@ class FilterBank(RoutedLayer):
             self._input_mean.set(source, self.weight)
 
     def _offsets(self) -> torch.Tensor:
-        """The biases of the experts `(X * F,)`, for filters that work on the difference from the mean input."""
+        """The biases of the experts `(X * F,)`, with what the mean input takes part in."""
         assert self.bias is not None
         if self._input_mean is None or not self._input_mean.counters["is_set"]:
             return self.bias

@@ -1,4 +1,4 @@
-"""Filters that work on the input less its mean, and what layers say of inputs that should be normalised."""
+"""Candidates that are compared without the mean input, and what layers say of inputs that should be normalised."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ def make_layer() -> smoe.SpatialMoE2d:
 
 
 @pytest.mark.filterwarnings("ignore:channel 0 of an SMoE layer")
-def test_a_new_layer_sees_the_input_less_its_mean() -> None:
+def test_a_new_layer_is_a_convolution_and_candidates_of_one_output_agree_on_the_mean() -> None:
     layer, x = make_layer(), 300.0 + torch.randn(4, 2, *GRID)
-    found = layer(x)[..., 1:-1, 1:-1]
-    expected = make_layer()(x - x.mean(dim=(0, 2, 3), keepdim=True))[..., 1:-1, 1:-1]
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    expected = torch.nn.functional.conv2d(x, layer.weight[::2], padding=1)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-3)
+    single = smoe.SpatialMoE2d(2, 1, spatial_shape=GRID)
+    single(x)
+    mean = x.mean(dim=(0, 2, 3), keepdim=True).expand_as(x[:1])
+    found = single.eval()(mean)[..., 1:-1, 1:-1]
+    common = torch.nn.functional.conv2d(mean, single.weight.mean(dim=0, keepdim=True))
+    torch.testing.assert_close(found, common, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:channel 0 of an SMoE layer")
@@ -35,9 +40,10 @@ def test_the_first_training_pass_keeps_the_function_of_filters_that_are_not_new(
     torch.testing.assert_close(layer.state_dict()["_input_mean.mean"], x.mean(dim=(0, 2, 3)))
     layer(x + 5.0)
     torch.testing.assert_close(layer.state_dict()["_input_mean.mean"], x.mean(dim=(0, 2, 3)))
-    # A change of the filters acts on what differs from the mean: away from the border, a constant input has no effect.
+    # A change that distinguishes the candidates acts on what differs from the mean: not on a constant input.
     with torch.no_grad():
-        layer.weight.add_(torch.randn_like(layer.weight))
+        change = torch.randn_like(layer.weight).unflatten(0, (3, 2))
+        layer.weight.add_((change - change.mean(dim=1, keepdim=True)).flatten(0, 1))
         mean = x.mean(dim=(0, 2, 3), keepdim=True).expand_as(x[:1])
         old, new = start(mean), layer.eval()(mean)
     torch.testing.assert_close(new[..., 1:-1, 1:-1], old[..., 1:-1, 1:-1], rtol=1e-3, atol=5e-3)
