@@ -187,14 +187,9 @@ def check_case(name: str, case: Case, rank: int, num_processes: int) -> None:
 
 
 def check_mistakes() -> None:
-    """A gate that is a unit of its own, or in units of two layers, is refused in one line."""
-    net = make_net(CASES["line"])
+    """A gate of parameters in units of two layers is refused in one line."""
+    gate = smoe.TensorGate(5, 2, GRID)
+    net = nn.Sequential(*(smoe.SpatialMoE2d.from_experts(c, 5, 2, gate=gate, rule="rc") for c in (1, 2)))
     fully_shard(net.get_submodule("0"))
     with pytest.raises(RuntimeError, match="1 of 2 layers that share a gate are sharded already"):
         smoe.nn.shard(net)
-    net = make_net(CASES["factorised gate"])
-    layer: Any = net.get_submodule("1")
-    fully_shard(layer.gate)
-    fully_shard(net)
-    with pytest.raises(RuntimeError, match="call fully_shard on its layer, not on the gate"):
-        net(torch.zeros(1, 1, *GRID, dtype=torch.float64))

@@ -64,19 +64,20 @@ class Steps(Memory):
             is_due: Whether there is a step at all, a scalar that is not read on the host; None if there is.
         """
         self.num_steps += 1 if is_due is None else is_due
-        mean_rate, square_rate = ((1.0 - beta) * (1 if is_due is None else is_due) for beta in _BETAS)
         corrections = [1.0 - beta ** self.num_steps.clamp(min=1) for beta in _BETAS]
         for place, values in enumerate(numbers):
-            gradient = torch.zeros_like(values) if values.grad is None else values.grad
+            norm = values.new_zeros(()) if values.grad is None else torch.linalg.vector_norm(values.grad)
             mean, square, unit = getattr(self, f"mean_{place}"), getattr(self, f"square_{place}"), self.units[place]
-            size_now = torch.linalg.vector_norm(gradient) / math.sqrt(max(1, gradient.numel()))
-            is_usable = size_now.isfinite()
-            unit.copy_(torch.where((unit == 0.0) & is_usable, size_now, unit))
-            gradient = torch.where(is_usable, gradient, 0.0) / torch.where(unit == 0.0, 1.0, unit)
-            mean.add_((gradient - mean) * mean_rate)
-            square.add_((gradient.square() - square) * square_rate)
-            step = (mean / corrections[0]) / ((square / corrections[1]).sqrt() + _EPSILON)
-            values.sub_(step if is_due is None else step * is_due, alpha=size)
+            is_finite = norm.isfinite()
+            unit.copy_(torch.where((unit == 0.0) & is_finite, norm / math.sqrt(max(1, values.numel())), unit))
+            # A gradient that is 0 or not finite changes nothing but the moments.
+            factor = torch.where(is_finite & (unit > 0.0), 1.0 / unit, 0.0)
+            gradient = torch.zeros_like(values) if values.grad is None else (values.grad * factor).nan_to_num_(0.0)
+            share = 1.0 if is_due is None else is_due.to(values.dtype)
+            mean.lerp_(gradient, (1.0 - _BETAS[0]) * share)
+            square.lerp_(gradient.square_(), (1.0 - _BETAS[1]) * share)
+            root = (square / corrections[1]).sqrt_().add_(_EPSILON)
+            values.addcdiv_(mean / corrections[0] * share, root, value=-size)
 
 
 class SelfTaught(SharedModule):

@@ -97,7 +97,7 @@ def test_a_training_step_reads_nothing(name: str) -> None:
 def test_a_training_step_of_default_layers_reads_nothing(half: bool) -> None:
     net = make_default_net()
     rules = [str(layer.rule) for layer in net if isinstance(layer, smoe.SpatialMoE2d)]
-    assert [rule.partition("(")[0] for rule in rules] == ["straight_through", "straight_through", "probe"]
+    assert [rule.partition("(")[0] for rule in rules] == ["straight_through", "straight_through", "straight_through"]
     assert count_reads(net, num_steps=3, half=half).reads == []
 
 
