@@ -470,6 +470,7 @@ def test_larger_than_memory_gives_the_same_model(tmp_path: Path) -> None:
     model.fit(tmp_path / "x.zarr", y, run_dir=tmp_path / "run", notify=lines.append)
     assert any("streamed into" in line for line in lines)
     assert (tmp_path / "run" / "fields" / "inputs" / "fields.f32").exists()
+    assert list((tmp_path / "run" / "fields" / "targets").glob("* train.f32"))
     xr.testing.assert_allclose(model.predict(x), whole.predict(x))
     blocks = list(model.predict_blocks(x))
     assert len(blocks) > 1

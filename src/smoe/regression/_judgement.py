@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ _BATCH = 32
 _SHARES = tuple(number / 10 for number in range(11))
 # Share of the objective of the simple model that a net must remove in the validation part to be used.
 _LEAST_GAIN = 0.003
+# Bytes of the predictions that nets are judged by.
+_MOST_BYTES = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class BaseFields:
         squares, counts = np.zeros(shape), np.zeros(shape)
         for split in ("train", "validation"):
             samples = prepared.splits[split]
-            found[split] = np.empty((len(samples), *shape), np.float32)
+            found[split] = _empty_like(samples.targets.values, f"{name} {split}", (len(samples), *shape))
             blocks = ladders.block if split == "train" else np.full(len(samples), len(ladders.blocks))
             for block, ladder in enumerate([*ladders.blocks, ladders.train]):
                 grid_ladder = GridLadder(ladder, prepared.statistics, is_dynamic)
@@ -75,6 +78,13 @@ class BaseFields:
         net.scale.copy_(torch.from_numpy(self.scale))
 
 
+def _empty_like(values: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """An array in memory, or in a file beside that of the values where these are in one."""
+    if not isinstance(values, np.memmap) or values.filename is None:
+        return np.empty(shape, np.float32)
+    return np.memmap(Path(values.filename).parent / f"{name}.f32", np.float32, "w+", shape=shape)
+
+
 @dataclass(frozen=True)
 class Judgement:
     """What predicts, the objective of each net as a share of the base's, and both in words."""
@@ -96,6 +106,11 @@ def judge(
     is_own: bool,
 ) -> Judgement:
     """Chooses the share of each net, calibrates spreads and quantiles, and says what predicts."""
+    # Every second or third sample of a validation part that memory may not hold.
+    step = -(-base.validation.nbytes * options.outputs_per_target // _MOST_BYTES)
+    rows = np.arange(0, len(validation), max(step, 1))
+    validation = validation.take(rows)
+    base, simple = (replace(each, validation=np.asarray(each.validation[rows])) for each in (base, simple))
     truth = np.concatenate([validation.physical(rows)[1] for rows in _batches(len(validation))])
     is_net = options.net not in SIMPLE or is_own
     errors: dict[str, np.ndarray] = {}
@@ -107,7 +122,14 @@ def judge(
         start = net.start.numpy()
         keeps_all = name == "alone" or (name == "net" and options.keep == "smoe")
         tried = {
-            share: _errors(start + share * (outputs - start), of_net, net, truth, weights, options)
+            share: _errors(
+                start + (share * (outputs - start) if share else np.zeros_like(outputs)),
+                of_net,
+                net,
+                truth,
+                weights,
+                options,
+            )
             for share in ((1.0,) if keeps_all else _SHARES)
         }
         of_shares = np.stack([np.nanmean(each, axis=0) for each in tried.values()])

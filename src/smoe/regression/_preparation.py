@@ -61,6 +61,11 @@ class GridSamples:
         chosen = np.asarray(indices, np.int64)
         return self.inputs.fields(self.input_rows[chosen]), self.targets.fields(self.target_rows[chosen])
 
+    def take(self, rows: np.ndarray) -> GridSamples:
+        """Some of the samples."""
+        lead = None if self.lead is None else self.lead[rows]
+        return GridSamples(self.inputs, self.targets, self.pairs.select(rows), self.statistics, lead)
+
     def times(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Times of the inputs and of the targets, and lead times where they differ."""
         chosen = np.asarray(indices, np.int64)

@@ -234,7 +234,6 @@ class GridRegressor:
         if base not in ladders.train.rungs:
             raise DataError(f"net={options.net!r} needs an input that each target continues: choose another one")
         simple = MEAN_ERROR if MEAN_ERROR in ladders.train.rungs else CLIMATOLOGY
-        bases = {name: BaseFields.of(ladders, prepared, is_dynamic, name) for name in {base, simple}}
         shape = NetShape(
             in_channels=num_channels(
                 ladders.train.design.anomalies.basis, len(is_dynamic), len(prepared.targets.channels),
@@ -254,6 +253,8 @@ class GridRegressor:
         num_values = len(train) * shape.in_channels * shape.grid[0] * shape.grid[1]
         compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
         compares &= not options.quick or options.compare == "yes"
+        used = {base, simple} if compares else {base}
+        bases = {name: BaseFields.of(ladders, prepared, is_dynamic, name) for name in used}
         recipe = {"options": asdict(options), "inputs": [c.name for c in prepared.inputs.channels]}
         records: dict[str, list[dict[str, Any]]] = {}
         nets: dict[str, Regression] = {"net": net}
@@ -291,7 +292,9 @@ class GridRegressor:
                     )  # fmt: skip
                     learn(which, on, reporter)
         is_refitted = options.refit == "yes" or (options.refit == "auto" and "test" in prepared.splits)
-        judged = judge(nets, bases[base], bases[simple], validation, grid_ladder, weights, options, is_own=is_own)
+        judged = judge(
+            nets, bases[base], bases.get(simple, bases[base]), validation, grid_ladder, weights, options, is_own=is_own
+        )
         fitted = Fitted(
             options=options,
             ladder=ladders.train,
