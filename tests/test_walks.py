@@ -18,8 +18,11 @@ CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 def test_the_files_of_a_training_step() -> None:
     layer = smoe.SpatialMoE2d.from_experts(8, 16, 8, spatial_shape=(16, 16))
     x = torch.randn(8, 8, 16, 16, requires_grad=True)
+    optimizer = torch.optim.SGD(layer.parameters(), 1e-3)
     for _ in range(2):
         layer(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
     crossed: list[str] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
