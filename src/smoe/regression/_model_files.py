@@ -31,6 +31,9 @@ from smoe.version import __version__
 FORMAT, VERSION = "smoe-grid-regressor", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _NEW_WEIGHTS, _LOCK_FILE = "model.safetensors.new", ".save.lock"
+# What a config and a fitted regressor have alike.
+_SAME = ("base", "kept", "validation", "verdict", "has_own_net", "lead_scale", "calendar", "periods", "records",
+         "trained", "samples", "notes", "weakness")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,8 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "description": fitted.describe(),
         "options": {name: value for name, value in asdict(fitted.options).items() if name not in MACHINE_OPTIONS},
         "net": asdict(fitted.shape),
-        "has_own_net": fitted.has_own_net,
         "ladder": ladder,
-        "base": fitted.base,
-        "kept": fitted.kept,
-        "validation": dict(fitted.validation),
-        "verdict": fitted.verdict,
+        **{name: getattr(fitted, name) for name in _SAME},
         "has_alone": fitted.alone is not None,
         "remarks": list(fitted.remarks()),
         "plain_parameters": None if fitted.plain is None else count_shared_parameters(fitted.net),
@@ -118,15 +117,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "grid": grid_to_plain(fitted.grid),
         "mesh": None if fitted.mesh is None else mesh_words(fitted.mesh),
         "layout": layout,
-        "lead_scale": fitted.lead_scale,
-        "calendar": fitted.calendar,
-        "periods": dict(fitted.periods),
         "bounds": {name: list(bounds) for name, bounds in fitted.bounds.items()},
-        "records": dict(fitted.records),
-        "trained": list(fitted.trained),
-        "samples": dict(fitted.samples),
-        "notes": list(fitted.notes),
-        "weakness": fitted.weakness,
     }
     weights = save(tensors, {"format": "pt"})
     config = without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})
@@ -232,18 +223,15 @@ def _build(config: _Config, tensors: dict[str, torch.Tensor], own_net: nn.Module
     grid = grid_from_plain(config.grid, arrays["grid.rows"], arrays["grid.columns"])
     if grid.hash != config.grid["hash"]:
         raise DataError(f"{path}: the hash of its grid is {grid.hash}, the config has {config.grid['hash']}")
+    same: dict[str, Any] = {name: getattr(config, name) for name in _SAME}
     return Fitted(
+        **same,
         options=options,
         ladder=Ladder.from_plain(config.ladder, arrays),
-        base=config.base,
         net=net.eval(),
         plain=beside.get("plain"),
         alone=beside.get("alone"),
-        kept=config.kept,
-        validation=config.validation,
-        verdict=config.verdict,
         shape=shape,
-        has_own_net=is_own,
         input_channels=config.inputs,
         target_channels=config.targets,
         grid=grid,
@@ -252,15 +240,7 @@ def _build(config: _Config, tensors: dict[str, torch.Tensor], own_net: nn.Module
         statistics=Statistics(**{name: arrays[f"statistics.{name}"] for name in Statistics.names()}),
         static=arrays["static"],
         input_mask=arrays["input_mask"],
-        lead_scale=config.lead_scale,
-        calendar=config.calendar,
-        periods=config.periods,
         bounds={name: (start, stop) for name, (start, stop) in config.bounds.items()},
-        records=config.records,
-        trained=config.trained,
-        samples=config.samples,
-        notes=config.notes,
-        weakness=config.weakness,
     )
 
 
