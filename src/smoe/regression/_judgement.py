@@ -25,6 +25,8 @@ _SHARES = tuple(number / 10 for number in range(11))
 _LEAST_GAIN = 0.003
 # Bytes of the predictions that nets are judged by.
 _MOST_BYTES = 1 << 29
+# Pixels whose errors show how these are distributed.
+_MOST_PIXELS = 300
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class BaseFields:
         validation: Predictions of the validation samples.
         spread: Standard deviation of the errors of both, `(K, H, W)`.
         scale: The same over all pixels, `(K,)`.
+        deviations: Target less prediction in units of the spread, at some pixels, `(M, K)`.
     """
 
     name: str
@@ -44,6 +47,7 @@ class BaseFields:
     validation: np.ndarray
     spread: np.ndarray
     scale: np.ndarray
+    deviations: np.ndarray
 
     @classmethod
     def of(cls, ladders: FittedLadders, prepared: Prepared, is_dynamic: np.ndarray, name: str) -> BaseFields:
@@ -51,6 +55,8 @@ class BaseFields:
         shape = prepared.statistics.target_mask.shape
         found = {}
         squares, counts = np.zeros(shape), np.zeros(shape)
+        pixels = np.arange(0, shape[1] * shape[2], max(1, shape[1] * shape[2] // _MOST_PIXELS))
+        kept = []
         for split in ("train", "validation"):
             samples = prepared.splits[split]
             found[split] = _empty_like(samples.targets.values, f"{name} {split}", (len(samples), *shape))
@@ -64,12 +70,16 @@ class BaseFields:
                     predicted = grid_ladder.predict(before, *samples.times(rows), names=[name])[name]
                     found[split][rows] = predicted
                     errors = predicted - after
+                    kept.append(errors.reshape(*errors.shape[:2], -1)[:, :, pixels])
                     squares += np.nansum(np.square(errors, dtype=np.float64), axis=0)
                     counts += (~np.isnan(errors)).sum(axis=0)
         spread = np.sqrt(squares / np.maximum(counts, 1))
         scale = np.sqrt(squares.sum(axis=(1, 2)) / np.maximum(counts.sum(axis=(1, 2)), 1))
         scale = np.maximum(scale, 1e-30)
-        return cls(name, found["train"], found["validation"], np.maximum(spread, 1e-3 * scale[:, None, None]), scale)
+        spread = np.maximum(spread, 1e-3 * scale[:, None, None])
+        deviations = -np.concatenate(kept) / spread.reshape(shape[0], -1)[:, pixels]
+        deviations = deviations.transpose(0, 2, 1).reshape(-1, shape[0])
+        return cls(name, found["train"], found["validation"], spread, scale, deviations)
 
     def begin(self, net: Regression, options: RegressorOptions) -> None:
         """Makes a net start at this prediction."""
@@ -183,23 +193,40 @@ def _calibrate(
     net: Regression, base: BaseFields, truth: np.ndarray, validation: GridSamples, ladder: GridLadder,
     options: RegressorOptions, *, is_own: bool,
 ) -> None:  # fmt: skip
-    """Moves spreads or quantiles so that they are right in the validation part."""
+    """Makes intervals wide enough in the validation part, and at all times that the base was not fitted to.
+
+    What a net changes is known in the validation part only.
+    """
     if options.objective not in ("gaussian", "quantiles"):
         return
-    outputs = _outputs(net, base, validation, ladder, is_own=is_own)
-    values = output_values(outputs, base.validation, net, options)
-    count = options.outputs_per_target
+    values, count = (
+        output_values(_outputs(net, base, validation, ladder, is_own=is_own), base.validation, net, options),
+        options.outputs_per_target,
+    )
+    start = net.start.numpy()[None].repeat(len(truth), 0)
+    before = output_values(start, base.validation, net, options)
     with torch.no_grad():
         for k in range(truth.shape[1]):
             if options.objective == "gaussian":
-                z = np.abs(truth[:, k] - values[:, k, 0]) / np.maximum(values[:, k, 1], 1e-30)
-                factor = float(np.nanquantile(z, 0.8)) / float(normal_quantiles([0.9])[0])
+                normal = float(normal_quantiles([0.9])[0])
+                usual = float(np.nanquantile(np.abs(base.deviations[:, k]), 0.8)) / normal
+                after, first = (
+                    float(np.nanquantile(np.abs(truth[:, k] - each[:, k, 0]) / np.maximum(each[:, k, 1], 1e-30), 0.8))
+                    for each in (values, before)
+                )
+                factor = max(after / normal, usual * (after + 1e-30) / (first + 1e-30))
                 net.start[k * count + 1] += float(np.log(np.clip(factor, 0.2, 5.0)))
                 continue
             spread = base.spread[k] / base.scale[k]
+            normal = normal_quantiles(options.quantiles)
             for number, level in enumerate(options.quantiles):
-                z = (truth[:, k] - values[:, k, number]) / base.spread[k]
-                net.start[k * count + number] += torch.from_numpy(float(np.nanquantile(z, level)) * spread).float()
+                after, first = (
+                    float(np.nanquantile((truth[:, k] - each[:, k, number]) / base.spread[k], level))
+                    for each in (values, before)
+                )
+                usual = float(np.nanquantile(base.deviations[:, k], level)) - float(normal[number]) + after - first
+                move = min(after, usual) if level < 0.5 else max(after, usual) if level > 0.5 else usual
+                net.start[k * count + number] += torch.from_numpy(move * spread).float()
 
 
 def _verdict(
