@@ -197,9 +197,9 @@ def main(args: list[str] | None = None) -> None:
         "with its standard deviation over blocks of times, for both alike. Simple models are fitted to training and "
         "validation in the end, in their own rows too. LightGBM: pooled over pixels, 3 x 3 neighbours, latitude, "
         "longitude, seasons and hour, stopped by the validation. Processor seconds of the whole fit, one thread; MB: "
-        "most memory of the process. Some choices of the simple models (a trend that stays at its last value, the number "
-        "of patterns, when a combination is used) were made while test scores of these tasks were in view: they are not "
-        "an independent test."
+        "most memory of the process. Some choices of the simple models (a trend that stays at its last value, the "
+        "number of patterns, when a combination is used) were made while test scores of these tasks were in view: they "
+        "are not an independent test."
     )
     print(write_table(RESULTS / "real.md", "Real data", _command(options), _HEAD, rows, notes))
     from smoe_paper.benchmarks.pictures import draw_real
