@@ -189,6 +189,10 @@ def main(args: list[str] | None = None) -> None:
             found.append(json.loads(run.stdout.splitlines()[-1]))
         rows += _rows(name, found)
         sys.stderr.write(f"{rows[-1]}\n")
+    if not rows:
+        return
+    # A table of some of the tasks does not replace that of all.
+    folder = RESULTS if len({row["task"] for row in rows}) == len(TASKS) else options.cache
     where = circumstances()
     notes = (
         f"{where['processor']}, commit {where['commit']}, {where['date']}; {options.seeds} seed(s), mean shown. "
@@ -201,10 +205,10 @@ def main(args: list[str] | None = None) -> None:
         "number of patterns, when a combination is used) were made while test scores of these tasks were in view: they "
         "are not an independent test."
     )
-    print(write_table(RESULTS / "real.md", "Real data", _command(options), _HEAD, rows, notes))
+    print(write_table(folder / "real.md", "Real data", _command(options), _HEAD, rows, notes))
     from smoe_paper.benchmarks.pictures import draw_real
 
-    draw_real(rows, RESULTS / "real.png")
+    draw_real(rows, folder / "real.png")
 
 
 def _command(options: argparse.Namespace) -> str:

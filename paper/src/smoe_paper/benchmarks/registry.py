@@ -27,4 +27,5 @@ BENCHMARKS = {
     "learn": Benchmark("learn", "what layers learn where the answer is known, beside simple rivals"),
     "memory": Benchmark("memory", "peak memory of a training step on a 361 x 720 grid beside F.conv2d's"),
     "mesh": Benchmark("mesh", "layers on graphs, volumes and spheres beside SAGEConv, F.conv3d and F.conv2d (= 1.0)"),
+    "real": Benchmark("real", "fits of real data beside simple models, LightGBM and plain nets: errors, time, memory"),
 }
