@@ -143,8 +143,9 @@ def test_gate_that_looks_at_its_input_counts_in_each_layer():
     expected = 0.0
     for layer in net.modules():
         if isinstance(layer, smoe.SpatialMoE2d):
-            assert layer._scored_routing() is not None
-            expected = expected + 0.5 * spatial_agreement_loss(layer._scored_routing().scores)
+            routing = layer._scored_routing()
+            assert routing is not None
+            expected = expected + 0.5 * spatial_agreement_loss(routing.scores)
     assert isinstance(expected, torch.Tensor)
     assert expected > 0
     torch.testing.assert_close(smoe.losses.auxiliary_loss(net, spatial_agreement=True, weight=0.5), expected)

@@ -48,7 +48,7 @@ def test_the_default_layer_takes_the_same_steps(num_candidates: int) -> None:
         {
             "weight": page.weight.flatten(0, 1),
             "bias": page.bias.flatten(),
-            "gate.keys": page.keys.flatten(0, 1),
+            "gate.keys": page.get_buffer("keys").flatten(0, 1),
             "gate.embedding.values": page.embedding,
         },
         strict=False,

@@ -147,7 +147,12 @@ def define_layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: tor
     indices = loop_top_experts(per_sample, layer.gate.num_selected, layer.gate.order)
     F_ = layer._expert_channels
     selected = reference_routed_conv2d(
-        x, layer.weight, indices, expert_channels=F_, stride=layer.stride[0], padding_mode=layer.padding_mode
+        x,
+        layer.weight,
+        indices,
+        expert_channels=F_,
+        stride=layer.stride[0],
+        padding_mode=layer.padding_mode,  # type: ignore[arg-type]
     )
     chosen = per_sample.gather(1, indices.long()).repeat_interleave(F_, dim=1)
     weights = chosen.unflatten(2, selected.shape[2:])

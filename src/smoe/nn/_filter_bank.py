@@ -534,7 +534,7 @@ class FilterBank(RoutedLayer):
         return (weight,) if self.bias is None or self._bias_owner == "slot" else (weight, self._offsets().detach())
 
     @torch.no_grad()
-    def _candidate_products(
+    def _candidate_products(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         source: torch.Tensor,
         error: torch.Tensor,

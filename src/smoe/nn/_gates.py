@@ -249,6 +249,7 @@ class FactorisedGate(SpatialGate):
         save_once(self, "embedding")
         self.keys = nn.Parameter(torch.empty(num_experts, len(embedding.values), device=device, dtype=dtype))
         no_seed = torch.zeros((), dtype=torch.int64, device=device)
+        self._no_seed: torch.Tensor
         self.register_buffer("_no_seed", no_seed, persistent=False)
         self.reset_keys()
 

@@ -48,9 +48,11 @@ class RoutedConvolutions(TorchDispatchMode):
         """Runs the operation, and notes it if it is a routed convolution."""
         del types
         if func is torch.ops.smoe.routed_conv2d.default:
-            self.kernels[_kernels_of(*args[:4], why_not_sparse)] += 1
+            self.kernels[_kernels_of(args[0], args[1], args[2], args[3], why_not_sparse)] += 1
         elif func is torch.ops.smoe.routed_conv3d.default:
-            self.kernels[_kernels_of(*args[:4], lambda *_: "volumes have no sparse kernels")] += 1
+            self.kernels[
+                _kernels_of(args[0], args[1], args[2], args[3], lambda *_: "volumes have no sparse kernels")
+            ] += 1
         return func(*args, **(kwargs or {}))
 
     def describe(self) -> str:
