@@ -233,8 +233,9 @@ def write_learn_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         "# What layers learn where the answer is known",
         "Made by `smoe bench learn`. Test errors: mean squared error over the variance of the targets, or share of "
-        "wrong classes (classification); median over the seeds (lower and upper quartile). Grids of 16 x 16, 512 "
-        "training samples. *Time*: processor time of a training, relative to that of the convolution.",
+        "wrong classes (classification); median over the seeds (lower and upper quartile; without, of one seed; nan: "
+        "diverged). Grids of 16 x 16, 512 training samples. "
+        "*Time*: processor time of a training, relative to that of the convolution.",
     ]
     for block in BLOCKS:
         parts += _block_part(block, {key[1:]: each for key, each in found.items() if key[0] == block.title})
@@ -289,9 +290,9 @@ def best_errors(found: Errors, task: str, student: str, size: int) -> list[float
 
 
 def show(values: Sequence[float]) -> str:
-    """Median and quartiles, in two or three significant digits."""
-    if not values:
-        return "-"
+    """Median and quartiles, in two or three significant digits; the value alone if it is one."""
+    if len(values) < 2:
+        return f"{values[0]:.3g}" if values else "-"
     low, middle, high = torch.tensor(values).double().quantile(torch.tensor([0.25, 0.5, 0.75]).double()).tolist()
     return f"{middle:.3g} ({low:.2g} {high:.2g})"
 
