@@ -19,7 +19,7 @@ from smoe_paper.models import SpatialMoENet
 
 # Twenty pixels: patches of four divide it, and the largest dilation of the low-rank combiner fits.
 TINY = HeatDiffusion(spatial_shape=(20, 20), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
-ROWS = {f"{table.name}: {row.label}": row for table in HEAT.tables.tables for row in table.rows}
+ROWS = {f"{table.name}: {row.label}": row for table in HEAT.tables.tables for row in table.rows if row.can_train}
 
 
 def quietly(_: str) -> None:
@@ -34,7 +34,6 @@ SAMPLED = {
     "heat/auxiliary: yes, yes, yes, yes",
     "heat/experts: CoordConv",
     "heat/weighted: yes",
-    "heat/rules: three, straight-through",
     "heat/default: two of six, summed, as simulated",
     "heat/units: 0.001, probing",
 }

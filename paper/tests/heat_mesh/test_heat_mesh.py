@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from smoe.nn import GraphMoE, HEALPixMoE, SpatialMoE1d
 from smoe_paper.experiments.experiment import find_experiment
 from smoe_paper.heat_mesh import data as domains
 from smoe_paper.heat_mesh.data import draw_states, grow_regions, simulate
-from smoe_paper.heat_mesh.model import MeshNet, SageNet, build_dry_task, build_task, make_domain
+from smoe_paper.heat_mesh.model import SageNet, build_dry_task, build_task, make_domain
 from smoe_paper.heat_mesh.recipes import (
     HEAT_MESH,
     MESH_RECIPES,
@@ -123,20 +122,6 @@ def test_sage_stacks_work_on_meshes_only():
         torch.testing.assert_close(output, net.layers[1](hidden, edges).T)
     with pytest.raises(ValueError, match="SAGEConv works on meshes, not on the grid of line"):
         build_task(tiny(mesh_recipe("line", SageModel())), ())
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["line", "healpix", "icosphere"])
-def test_the_recipe_has_the_gate_and_the_rule_of_a_default_layer(name):
-    net = build_task(tiny(mesh_recipe(name)), ()).model
-    assert isinstance(net, MeshNet)
-    made = {
-        "line": lambda: SpatialMoE1d.from_experts(1, 3, 1, spatial_shape=4096),
-        "healpix": lambda: HEALPixMoE.from_experts(1, 3, 1, nside=32),
-        "icosphere": lambda: GraphMoE.from_experts(1, 3, 1, num_nodes=2562),
-    }[name]()
-    assert net.layer.rule == made.rule and net.layer.damping == made.damping
-    assert repr(net.layer.gate) == repr(made.gate)
 
 
 def test_every_network_has_the_same_budget():

@@ -191,7 +191,7 @@ def test_experts_start_as_the_filters_did() -> None:
     """Twice as many experts are no reason for smaller ones: half of them are chosen."""
     torch.manual_seed(0)
     recipe = small("smoe", None)
-    model = build_model(replace(recipe.model, filters=16), Learning.of(recipe), 32, 3)
+    model = build_model(replace(recipe.model, filters=16), Learning.of(recipe), 64, 3)
     layers = [layer for layer in model.modules() if isinstance(layer, smoe.SpatialMoE2d)]
     assert len(layers) == 4
     for layer in layers:
@@ -200,7 +200,7 @@ def test_experts_start_as_the_filters_did() -> None:
 
 def test_groups_of_the_optimizer() -> None:
     recipe = small("smoe", None)
-    model = build_model(recipe.model, Learning.of(recipe), 32, 3)
+    model = build_model(recipe.model, Learning.of(recipe), 64, 3)
     optimizer = build_optimizer(model, SgdMomentum(lr=0.5, weight_decay=2e-5, gate_lr=50.0))
     groups = {group["name"]: group for group in optimizer.param_groups}
     assert {name: (group["lr"], group["weight_decay"], group["momentum"]) for name, group in groups.items()} == {
@@ -214,7 +214,7 @@ def test_groups_of_the_optimizer() -> None:
     # The bias of the last layer decays, as in torchvision.
     assert {"fc.bias", "fc.weight", "layer1.0.conv2.weight"} <= {names[id(p)] for p in groups["weights"]["params"]}
     assert sum(len(group["params"]) for group in groups.values()) == len(names)
-    frozen = build_model(replace(recipe.model, gate="random"), Learning.of(recipe), 32, 3)
+    frozen = build_model(replace(recipe.model, gate="random"), Learning.of(recipe), 64, 3)
     assert [group["name"] for group in build_optimizer(frozen, SgdMomentum()).param_groups] == ["weights", "norms"]
 
 

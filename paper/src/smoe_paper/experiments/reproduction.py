@@ -49,11 +49,13 @@ class PlannedRun:
 def plan_runs(
     table_set: TableSet, tables: Sequence[ResultTable], scale: Scale, num_seeds: int, *, data: Path, only: str = ""
 ) -> list[PlannedRun]:
-    """The runs of all rows, each once; the first seed of all rows comes before any second."""
+    """The runs of all rows that can be trained, each once; the first seed of all rows comes before any second."""
     planned: dict[RunKey, PlannedRun] = {}
     for seed in range(num_seeds):
         for table in tables:
             for row in table.rows:
+                if not row.can_train:
+                    continue
                 if only and only.lower() not in (text.lower() for text in (row.label, *row.labels)):
                     continue
                 recipe = scale.recipe(row, seed)

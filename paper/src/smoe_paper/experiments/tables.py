@@ -52,11 +52,16 @@ class ShownMetric:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table."""
+    """One line of a table.
+
+    Attributes:
+        can_train: Whether the library can still train the recipe. Otherwise the row only shows its stored runs.
+    """
 
     labels: tuple[str, ...]
     recipe: Recipe
     paper: tuple[PublishedResult, ...] = ()
+    can_train: bool = True
 
     @property
     def label(self) -> str:

@@ -102,7 +102,7 @@ class MeshRecipe(Recipe):
     training: TrainingPlan = MESH_TRAINING
 
 
-# A tensor gate that learns by probing is what a layer of one output has by default. Diffusion has no offsets: no bias.
+# A tensor gate that learns by probing, as the stored runs. Diffusion has no offsets: no bias.
 SMOE = MeshMoEModel()
 STRAIGHT_THROUGH = MeshMoEModel(gate="factorised", scale=30.0, order="families")
 _STRAIGHT_THROUGH_RULE = StraightThrough(noise=0.0, patience=250)

@@ -116,7 +116,6 @@ def _routing() -> ResultTable:
         ),
         ("white noise", "probing", "score"): _smoe(Probing()),
         ("white noise", "probing, 2 standard errors", "score"): _smoe(_CAREFUL),
-        ("white noise", "straight-through", "score"): _smoe(StraightThrough(share=1.0, noise=0.0)),
         ("smooth", "probing", "score"): _smoe(Probing(), gate_init="smooth"),
         ("smooth", "probing, 2 standard errors", "score"): _smoe(_CAREFUL, gate_init="smooth"),
     }
