@@ -458,15 +458,17 @@ def _check_num_experts(num_experts: float) -> None:
 
 def _find_ties(model: nn.Module) -> dict[nn.Module, str]:
     """Modules whose parameters other modules have too, with the reason to leave them."""
-    holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-    for name, module in model.named_modules():
-        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            holders[_place(parameter)].append((module, f"{name}.{key}".removeprefix(".")))
+    holders: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holders[_place(parameter)].append(name)
+    names: dict[nn.Module, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        names[module].append(name)
     ties: dict[nn.Module, str] = {}
     for module in filter(is_convertible, model.modules()):
-        own = set(module.modules())
-        places = [_place(parameter) for parameter in module.parameters()]
-        others = [name for place in places for holder, name in holders[place] if holder not in own]
+        own = dict(module.named_parameters(remove_duplicate=False))
+        own_names = {f"{name}.{key}".removeprefix(".") for name in names[module] for key in own}
+        others = [name for parameter in own.values() for name in holders[_place(parameter)] if name not in own_names]
         if others:
             ties[module] = f"it is tied to {', '.join(others)}"
     return ties

@@ -85,4 +85,4 @@ def test_what_is_left_and_why():
         assert any(reason in text for text in plan.left.values()), (reason, plan.left)
     volume = nn.Sequential(nn.Conv3d(1, 1, 3, stride=(1, 2, 2), padding=1), nn.ConvTranspose3d(1, 1, 3))
     plan = smoe.plan_conversion(volume, example_input=torch.randn(1, 1, 4, 4, 4))
-    assert plan.left == {"0": "its strides (1, 2, 2) differ", "1": "ConvTranspose3d has no SMoE counterpart"}
+    assert [change.name for change in plan.changes] == ["0", "1"] and not plan.left
