@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -149,7 +150,8 @@ def test_bash_completes_commands_and_flags(tmp_path: Path) -> None:
     for words, expected in (("smoe fi", "fit"), ("smoe fit --validat", "--validate --validation-share")):
         number = len(words.split()) - 1
         ask = f'source {tmp_path}/script; COMP_WORDS=({words}); COMP_CWORD={number}; _smoe; echo "${{COMPREPLY[@]}}"'
-        result = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+        found = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        result = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, env=found)
         assert result.stdout.strip() == expected
     assert "__fish_use_subcommand" in run(["completion", "fish"], HEAVY) and "bashcompinit" in run(
         ["completion", "zsh"], HEAVY
