@@ -64,20 +64,30 @@ class Steps(Memory):
             is_due: Whether there is a step at all, a scalar that is not read on the host; None if there is.
         """
         self.num_steps += 1 if is_due is None else is_due
-        corrections = [1.0 - beta ** self.num_steps.clamp(min=1) for beta in _BETAS]
+        step = self.num_steps.float()
         for place, values in enumerate(numbers):
-            norm = values.new_zeros(()) if values.grad is None else torch.linalg.vector_norm(values.grad)
-            mean, square, unit = getattr(self, f"mean_{place}"), getattr(self, f"square_{place}"), self.units[place]
-            is_finite = norm.isfinite()
-            unit.copy_(torch.where((unit == 0.0) & is_finite, norm / math.sqrt(max(1, values.numel())), unit))
-            # A gradient that is 0 or not finite changes nothing but the moments.
-            factor = torch.where(is_finite & (unit > 0.0), 1.0 / unit, 0.0)
-            gradient = torch.zeros_like(values) if values.grad is None else (values.grad * factor).nan_to_num_(0.0)
-            share = 1.0 if is_due is None else is_due.to(values.dtype)
-            mean.lerp_(gradient, (1.0 - _BETAS[0]) * share)
-            square.lerp_(gradient.square_(), (1.0 - _BETAS[1]) * share)
-            root = (square / corrections[1]).sqrt_().add_(_EPSILON)
-            values.addcdiv_(mean / corrections[0] * share, root, value=-size)
+            if values.grad is None:
+                continue
+            unit = self.units[place]
+            size_found = torch.linalg.vector_norm(values.grad) / math.sqrt(max(1, values.numel()))
+            unit.copy_(torch.where(unit == 0.0, size_found.nan_to_num(0.0, 0.0, 0.0), unit))
+            # No step by a gradient that is not finite, nor by zeros that no other gradient came before.
+            is_skipped = (unit == 0.0) | (size_found - size_found != 0.0)
+            if is_due is not None:
+                is_skipped |= is_due == 0
+            torch._fused_adam_(
+                *([values], [values.grad], [getattr(self, f"mean_{place}")], [getattr(self, f"square_{place}")]),
+                *([], [step]),
+                lr=size,
+                beta1=_BETAS[0],
+                beta2=_BETAS[1],
+                weight_decay=0.0,
+                eps=_EPSILON,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=unit,
+                found_inf=is_skipped.float(),
+            )
 
 
 class SelfTaught(SharedModule):
