@@ -11,14 +11,6 @@ from smoe_paper.benchmarks.registry import BENCHMARKS
 from smoe_paper.benchmarks.timing import interleaved_medians, write_table
 
 
-def test_backends_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "backends"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    backends = ["native, avx512", "native, avx2", "native, portable", "triton, CUDA", "dense"]
-    assert [line.split("  ")[0] for line in lines[: len(backends)]] == backends
-    assert all("used" in line for line in lines[: len(backends)])
-
-
 def test_a_layer_is_measured_and_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,33 +5,7 @@ import torch
 
 from smoe.cli.main import main
 from smoe.command_line import UsageError
-from smoe_paper.benchmarks import backends, device, gpu_model, step
-
-
-def test_model_prints_and_stores_predictions(tmp_path, capsys):
-    gpu_model.main(["--gpu", "H100", "--dtype", "tf32", "--output", str(tmp_path / "model.md")])
-    text = capsys.readouterr().out
-    assert text == (tmp_path / "model.md").read_text()
-    assert "Predicted, not measured" in text and "494 TFLOP/s" in text
-    for name in gpu_model.LAYERS:
-        assert name in text
-
-
-def test_model_knows_what_the_dense_way_wastes():
-    shape = gpu_model.LAYERS["WeatherBench B=64, X=8E"]
-    gpu = gpu_model.GPUS["A100"]
-    convolution = gpu_model.predict_convolution(shape, shape.num_selected, gpu, "bf16")
-    dense = gpu_model.predict_dense(shape, gpu, "bf16")
-    assert dense.forward / convolution.forward == pytest.approx(8, rel=0.15)
-
-
-def test_backends_say_which_is_chosen_and_why_not_another(capsys):
-    backends.main([])
-    text = capsys.readouterr().out
-    assert "dense             used for" in text
-    assert "WeatherBench B=8, X=2E      dense: B = 8 is below 24" in text
-    if not torch.cuda.is_available():
-        assert "triton, CUDA      not used: " in text
+from smoe_paper.benchmarks import device, step
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -9,7 +9,6 @@ import torch
 
 from smoe.ops.triton import _choice
 from smoe.ops.triton._choice import (
-    MAX_ELEMENTS,
     RoutedShape,
     tile_for,
     tiles_of,
@@ -17,7 +16,6 @@ from smoe.ops.triton._choice import (
     why_not_sparse,
     why_too_old,
 )
-from smoe_paper.benchmarks.gpu_model import GPUS, predict_dense, predict_sparse
 
 WEATHER = RoutedShape(64, 128, 256, 128, 1, (3, 3), (32, 64), 2048)
 
@@ -45,25 +43,6 @@ def test_sparse_kernels_are_chosen_for_large_batches_and_banks():
 def test_reason_for_the_dense_way(change, major, reason):
     found = why_dense(dataclasses.replace(WEATHER, **change), major)
     assert found is not None and reason in found
-
-
-@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
-@pytest.mark.parametrize("size", [32, 64, 128, 256])
-@pytest.mark.parametrize("pixels", [784, 2048, 64_800])
-def test_rule_agrees_with_the_model(gpu, size, pixels):
-    # Where the rule chooses the sparse kernels, the model predicts no loss worth mentioning in training, and a gain
-    # in forward; where it does not, the model predicts no large gain in training.
-    for batch in (8, 16, 32, 64, 128, 512):
-        for ratio in (1, 2, 4, 8, 16):
-            shape = RoutedShape(batch, size, ratio * size, size, 1, (3, 3), (1, pixels), pixels)
-            if shape.largest_tensor >= MAX_ELEMENTS:
-                continue
-            dense, sparse = predict_dense(shape, gpu, "bf16"), predict_sparse(shape, gpu, "bf16")
-            if why_dense(shape, gpu.major) is None:
-                assert sparse.both < 1.2 * dense.both, shape
-                assert sparse.forward < dense.forward, shape
-            else:
-                assert sparse.both > 0.65 * dense.both, shape
 
 
 def test_kernels_are_off_unless_they_are_asked_for(monkeypatch):

@@ -22,7 +22,6 @@ from smoe.ops._classification import ErrorSignal, train_routing
 from smoe.ops._conv_kernels import dense_routed_conv
 from smoe.ops.triton._choice import RoutedShape, why_not_sparse
 from smoe.rules import Damping, RoutingClassification
-from smoe_paper.benchmarks.gpu_model import LAYERS
 from smoe_paper.benchmarks.timing import circumstances, write_table
 
 RESULTS = Path("paper/results/gpu")
@@ -32,15 +31,22 @@ COLUMNS = (
     *("ours fwd+bwd", "with RC and damping", "peak MB conv2d", "peak MB dense", "peak MB ours"),
 )
 
+LAYERS = {
+    "WeatherBench B=64, X=2E": RoutedShape(64, 128, 256, 128, 1, (3, 3), (32, 64), 2048),
+    "WeatherBench B=32, X=2E": RoutedShape(32, 128, 256, 128, 1, (3, 3), (32, 64), 2048),
+    "WeatherBench B=8, X=2E": RoutedShape(8, 128, 256, 128, 1, (3, 3), (32, 64), 2048),
+    "WeatherBench B=64, X=8E": RoutedShape(64, 128, 1024, 128, 1, (3, 3), (32, 64), 2048),
+    "WeatherBench B=8, X=8E": RoutedShape(8, 128, 1024, 128, 1, (3, 3), (32, 64), 2048),
+    "ENS-10 B=8, X=4E": RoutedShape(8, 32, 128, 32, 1, (3, 3), (361, 720), 361 * 720),
+    "ENS-10 B=32, X=4E": RoutedShape(32, 32, 128, 32, 1, (3, 3), (361, 720), 361 * 720),
+    "CIFAR B=512, X=2E": RoutedShape(512, 64, 128, 64, 1, (3, 3), (32, 32), 1024),
+    "ResNet-50 stage B=64, X=2E": RoutedShape(64, 128, 256, 128, 1, (3, 3), (28, 28), 784),
+    "mesh (1 x 1) B=64, X=4E": RoutedShape(64, 64, 256, 64, 1, (1, 1), (1, 40962), 40962),
+}
+
 
 def event_medians(ways: Mapping[str, Callable[[], object]], *, rounds: int = 30, warm_up: int = 5) -> dict[str, float]:
-    """Median milliseconds of each way on the current device, interleaved.
-
-    Args:
-        ways: Functions to call.
-        rounds: Measured rounds.
-        warm_up: Rounds before them, in which kernels are compiled and memory is allocated.
-    """
+    """Median milliseconds of each way, interleaved; kernels are compiled in the rounds of the warm-up."""
     for _ in range(warm_up):
         for call in ways.values():
             call()

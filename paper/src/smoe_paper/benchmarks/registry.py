@@ -19,13 +19,10 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = {
-    "backends": Benchmark("backends", "which implementation of the operators is used here, which is not, and why"),
     "layer": Benchmark("layer", "layers beside F.conv2d with as many filters as are selected (= 1.0)"),
     "device": Benchmark("device", "layers on a GPU beside F.conv2d: times, peak memory, the kernels chosen"),
     "step": Benchmark("step", "a training step of recipes, on a GPU or a CPU: time, peak memory, the kernels chosen"),
-    "gpu-model": Benchmark("gpu_model", "predicted times of layers on GPUs, from a roofline model"),
     "learn": Benchmark("learn", "what layers learn where the answer is known, beside simple rivals"),
     "memory": Benchmark("memory", "peak memory of a training step on a 361 x 720 grid beside F.conv2d's"),
-    "mesh": Benchmark("mesh", "layers on graphs, volumes and spheres beside SAGEConv, F.conv3d and F.conv2d (= 1.0)"),
     "real": Benchmark("real", "fits of real data beside simple models, LightGBM and plain nets: errors, time, memory"),
 }

@@ -128,7 +128,6 @@ benchmarks:
 {names}
 
 examples:
-  smoe bench backends
   smoe bench layer                       # all configurations; takes some ten minutes
   smoe bench layer heat CIFAR            # those whose name contains a word
   smoe bench learn

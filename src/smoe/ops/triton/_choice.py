@@ -34,8 +34,8 @@ class Crossover(NamedTuple):
     batch_times_ratio: float
 
 
-# By the major number of the compute capability; a later one counts as the last. From the roofline model (`smoe bench
-# gpu-model`), not from measurements: Hopper has tensor cores three times as fast as Ampere, but not such an L2 cache.
+# By the major number of the compute capability; a later one counts as the last. From a roofline model
+# (paper/results/gpu), not measured: Hopper's tensor cores are three times as fast as Ampere's, but not its L2 cache.
 CROSSOVERS = {8: Crossover(1.5, 64), 9: Crossover(4, 256)}
 
 
