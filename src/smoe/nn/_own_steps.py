@@ -85,7 +85,7 @@ class Steps(Memory):
                 eps=_EPSILON,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=unit,
+                grad_scale=unit.float(),
                 found_inf=is_skipped.float(),
             )
 
