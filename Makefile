@@ -58,6 +58,7 @@ wheel: $(READY)
 SITE := $(BIN)/python -m sphinx -W --keep-going -c docs .
 docs: .venv/docs-ready
 	$(BIN)/python tools/draw_performance.py
+	$(BIN)/python tools/fill_numbers.py
 	$(SITE) build/site
 
 # Links to other sites, which need a network.

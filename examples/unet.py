@@ -17,8 +17,7 @@ class UNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`(B, 2, H, W)` to `(B, 1, H, W)`."""
-        skip = self.down(x)
-        return self.out(torch.cat([skip, self.bottom(skip)], dim=1))
+        return self.out(torch.cat([skip := self.down(x), self.bottom(skip)], dim=1))
 
 
 def train(net: nn.Module) -> float:

@@ -1,0 +1,118 @@
+"""Fills what documents quote of stored tables, between `<!-- numbers: NAME -->` and `<!-- end -->`.
+
+python tools/fill_numbers.py [--check]    (which writes nothing, and fails if a document is out of date)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BENCH, HEAT = ROOT / "paper/results/bench", ROOT / "paper/results/heat/main.md"
+_PLACE = re.compile(r"(?<=<!-- numbers: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_TASKS = ("one layer", "two layers", "advection", "automaton", "shallow water", "denoising", "no structure")
+_STUDENTS = ("convolution", "convolution, equal time", "convolution, local affine", "LRLCN", "default")
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (BENCH / f"{name}.jsonl").read_text().splitlines()]
+
+
+def real() -> str:
+    """Real data: the task of docs/pictures/real.png, and how often the model is ahead."""
+    rows = _rows("real")
+    shown = next(row for row in rows if row["task"] == "winds, V from U")
+    gaps = [(float(row["model - best other"]), float(row["±"]), float(row["model"])) for row in rows]
+    best = sum(gap < -spread for gap, spread, _ in gaps)
+    behind = sum(gap > 0.01 * (model - gap) for gap, _, model in gaps)
+    what = [row["what predicts"] for row in rows]
+    plain, nets = sum(each.startswith("plain") for each in what), sum("parameters" in each for each in what)
+    return (
+        f"RMSE {shown['model']} m/s by `smoe fit`, {shown['ridge']} by a ridge regression of each pixel, "
+        f"{shown['plain net alone']} by a plain net, {shown['LightGBM']} by LightGBM. Of all {len(rows)} targets, with "
+        "default options, it is best by more than the spread of the difference on "
+        f"{best}, more than 1 % behind the best rival on {behind}, level on {len(rows) - best - behind}. An SMoE net "
+        f"predicts {nets - plain} of them, a plain net {plain}, simple models {len(rows) - nets}: it keeps what "
+        "is best in the validation period."
+    )
+
+
+def learn() -> str:
+    """Errors of layers and their rivals at one rate."""
+    rows = [row for row in _rows("learn") if row["block"] == "Rivals" and row["course"] == "AdamW 0.001, 300 steps"]
+    lines = [f"| layers | {' | '.join(_TASKS)} | time |", "|---" * (len(_TASKS) + 2) + "|"]
+    for student in _STUDENTS:
+        mine = [row for row in rows if row["student"] == student]
+        cells = [statistics.median(row["error"] for row in mine if row["task"] == task) for task in _TASKS]
+        name = "**SMoE layer, default**" if student == "default" else student
+        lines.append(f"| {name} | {' | '.join(f'{cell:.2g}' for cell in cells)} | {_slowdown(rows, student):.1f} |")
+    return "\n".join(lines)
+
+
+def _slowdown(rows: list[dict[str, Any]], student: str) -> float:
+    """Processor time of trainings over that of the convolution, median."""
+    plain = {(row["task"], row["seed"]): row["seconds"] for row in rows if row["student"] == "convolution"}
+    return statistics.median(
+        row["seconds"] / plain[row["task"], row["seed"]] for row in rows if row["student"] == student
+    )
+
+
+def speed() -> str:
+    """Steps of layers beside `F.conv2d`."""
+    rows = [row for row in _rows("layer") if row["threads"] == 1 and row["routing"] == "random"]
+    ratios = {row["configuration"]: float(row["default layer"]) for row in rows}
+    small = _slowdown([row for row in _rows("learn") if row["block"] == "Rivals"], "default")
+    return (
+        f"A training step takes {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times that of `F.conv2d` with "
+        f"as many filters ({min(ratios, key=ratios.__getitem__)}, {max(ratios, key=ratios.__getitem__)}); computing "
+        f"all experts would take up to {max(float(row['dense fwd+bwd']) for row in rows):.1f}. Trainings of tiny nets "
+        f"(16 x 16 pixels, batches of 8) take {small:.1f} times as long as with convolutions."
+    )
+
+
+def heat() -> str:
+    """The paper's first experiment."""
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in HEAT.read_text().splitlines() if "|" in line]
+    # The first of two columns of one name: the second is of epochs.
+    found = [dict(reversed([*zip(cells[0], row, strict=True)])) for row in cells[2:]]
+    run = {row["model"]: row for row in reversed(found) if row["here"]}
+    here = [f"{name} {run[name]['here']} %" for name in ("LCN", "LRLCN-ND", "Convolution, not residual") if name in run]
+    smoe = run["SMoE"]
+    return (
+        f"Heat diffusion, pixels within 1 % of the truth: SMoE {smoe['here']} % ({smoe['seeds']} seeds; the paper "
+        f"{smoe['paper']} %), {', '.join(here)} (one seed)."
+    )
+
+
+FILLERS = {"real": real, "learn": learn, "speed": speed, "heat": heat}
+
+
+def fill(text: str) -> str:
+    """Return a document with its places filled."""
+
+    def filled(found: re.Match[str]) -> str:
+        words = FILLERS[found[1]]()
+        return (
+            found[1]
+            + found[2]
+            + (words if words.startswith("|") else textwrap.fill(words, 118, break_on_hyphens=False))
+            + "\n"
+        )
+
+    return _PLACE.sub(filled, text)
+
+
+if __name__ == "__main__":
+    old = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+    stale = {path: new for path, text in old.items() if (new := fill(text)) != text}
+    for path, new in stale.items():
+        print(path.relative_to(ROOT))
+        if "--check" not in sys.argv:
+            path.write_text(new)
+    sys.exit(bool(stale) and "--check" in sys.argv)
