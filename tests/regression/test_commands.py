@@ -18,9 +18,8 @@ import xarray as xr
 
 import smoe
 from gridded_files import regional, times
-from smoe._signals import Interrupted
 from smoe.cli.main import main
-from smoe.errors import DataError
+from smoe.errors import DataError, Interrupted
 from smoe.regression._judgement import BaseFields
 from smoe.regression._ladder import GridLadder
 from smoe.regression._ladder_fit import fit_ladders

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from smoe import SpatialMoE2d, TensorGate
-from smoe._signals import Interrupted
+from smoe.errors import Interrupted
 from smoe.nn import NoisyGate
 from smoe.training.distribution import leave_processes
 from smoe.training.loop import Loop

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import smoe
 from sharded_training import whole_state
 from smoe.nn import _gate as banded
-from smoe.training.evaluation import WeightAverage
+from smoe.training.distribution import WeightAverage
 from smoe.training.plan import TrainingPlan
 from smoe_paper.baselines.gates import CoordConvGate, LinearGate, LocallyConnectedGate
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from smoe._signals import Interrupted
+from smoe.errors import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter

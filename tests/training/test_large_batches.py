@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 import smoe
 from small_training import StopAfter, without_times
-from smoe._signals import Interrupted
+from smoe.errors import Interrupted
 from smoe.rules import Damping, RoutingClassification
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from smoe.training.evaluation import predict
+from smoe.training.task import predict
 
 PAIRS = TensorDataset(torch.arange(7.0)[:, None], 10.0 * torch.arange(7.0)[:, None])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoe.training.evaluation import make_schedule
+from smoe.training.distribution import make_schedule
 from smoe.training.plan import TrainingPlan
 
 

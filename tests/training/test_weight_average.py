@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import smoe
-from smoe.training.evaluation import WeightAverage, rescaled_decay
+from smoe.training.distribution import WeightAverage, rescaled_decay
 from smoe.training.plan import TrainingPlan
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from small_training import PLAN, StopAfter, make_task, without_times
 from smoe import SpatialMoE2d, TensorGate
-from smoe._signals import Interrupted
+from smoe.errors import Interrupted
 from smoe.rules import Damping, Frozen, Probing, RoutingClassification
 from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory, load_checkpoint

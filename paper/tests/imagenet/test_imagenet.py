@@ -14,9 +14,8 @@ import torch
 import smoe
 from image_folders import write_folders
 from small_training import StopAfter, without_times
-from smoe._signals import Interrupted
 from smoe.cli import main
-from smoe.errors import DataError
+from smoe.errors import DataError, Interrupted
 from smoe.training.run_directory import RunDirectory, load_checkpoint
 from smoe_paper.experiments.recipe import SgdMomentum
 from smoe_paper.experiments.runs import open_run, train

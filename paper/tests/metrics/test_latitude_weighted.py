@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from smoe.losses import latitude_weights
-from smoe.training.evaluation import evaluate
+from smoe.training.task import evaluate
 from smoe_paper.metrics import (
     AnomalyCorrelation,
     LatitudeWeightedMAE,

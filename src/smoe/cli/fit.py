@@ -80,7 +80,7 @@ def run_fit(args: list[str]) -> int:
 
 
 def _fit(options: Fit) -> int:
-    from smoe._signals import Interrupted
+    from smoe.errors import Interrupted
     from smoe.regression import GridRegressor
     from smoe.regression._scores import write_scores
 

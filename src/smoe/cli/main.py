@@ -14,9 +14,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
-from smoe._signals import stopped_by_signals, stopped_code
 from smoe.command_line import UsageError
-from smoe.errors import MissingPackageError, naming_extras, printable, suggest
+from smoe.errors import MissingPackageError, naming_extras, printable, stopped_by_signals, stopped_code, suggest
 
 
 class Command(NamedTuple):

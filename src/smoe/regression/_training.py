@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from smoe._files import temporary_folder
-from smoe._signals import Interrupted
+from smoe.errors import Interrupted
 from smoe.losses import gaussian_crps
 from smoe.regression._ladder import GridLadder
 from smoe.regression._options import MACHINE_OPTIONS, Objective, RegressorOptions

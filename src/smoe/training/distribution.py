@@ -1,23 +1,31 @@
-"""The processes of a training, and how they hold a model: each the whole of it, or each a shard of its parameters."""
+"""The model under training: how processes hold it, its learning rate, the average of its weights.
+
+Each process holds the whole of a model, or a shard of its parameters.
+"""
 
 from __future__ import annotations
 
+import copy
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from smoe.nn._sharding import reshard, shard, unsharded
+from smoe.nn._shared_parameters import local_part
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import CheckpointError, State, load_checkpoint, save_checkpoint
+from smoe.training.task import Task
 
 Value = TypeVar("Value")
 
@@ -39,8 +47,7 @@ def make_accelerator(plan: TrainingPlan) -> Accelerator:
 def leave_processes() -> None:
     """End the group of processes that a launcher started. Call it when their work is done and its objects are deleted.
 
-    A thread of the group may still hold a tensor of the last broadcast. If the interpreter ended before this thread,
-    the process would abort after all its work was done.
+    If the interpreter ended before a thread of the group that holds a tensor, the process would abort.
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
@@ -177,11 +184,6 @@ def _shard_like(values: Any, own: object) -> Any:
     return distribute_tensor(values, own.device_mesh, own.placements, src_data_rank=None)
 
 
-def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor over all processes, to every one of them."""
-    return cast(Tensor, accelerator.reduce(tensor, reduction="sum"))
-
-
 def by_first(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
     """Return what process 0 returns, in all processes; raise its `CheckpointError` in all of them."""
     if accelerator.num_processes == 1:
@@ -218,9 +220,8 @@ def restore_process_state(accelerator: Accelerator, states: Sequence[State], see
 
     With as many processes as when the run was stopped, a resumed run equals one that was not stopped. With another
     number, each batch still has the same samples, and the mean loss of the epoch is kept, but gradients are summed in
-    another order, and a process that is new draws random numbers of its own. Without random numbers in the model,
-    weights of order 1 differed by less than 1e-6 after 120 steps of Adam in float32; the tests allow 1e-5
-    (tests/distributed/test_resume.py). `seed` is that of a process that is new.
+    another order, and a process that is new draws random numbers of its own, by `seed`: see
+    tests/distributed/test_resume.py.
     """
     process, device = accelerator.process_index, accelerator.device
     if process < len(states):
@@ -233,3 +234,133 @@ def restore_process_state(accelerator: Accelerator, states: Sequence[State], see
     if len(states) == accelerator.num_processes:
         return states[process]["loss_total"]
     return sum(state["loss_total"] for state in states) / len(states)
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau | CosineSchedule:
+    """Return the schedule of a plan; `step(monitored)` sets the learning rates after an epoch."""
+    if plan.schedule == "cosine":
+        return CosineSchedule(optimizer, plan)
+    # Without a margin in the plan, torch's own: a hundredth of a percent.
+    margin: dict[str, Any] = {"threshold": plan.min_delta, "threshold_mode": "abs"} if plan.min_delta > 0.0 else {}
+    return ReduceLROnPlateau(
+        optimizer, plan.monitor_mode, plan.plateau_factor, plan.plateau_patience, min_lr=plan.min_lr, **margin
+    )
+
+
+class CosineSchedule:
+    """Linear warm-up, then half a cosine wave. The rate depends on the number of epochs only.
+
+    (torch's schedules compute the rate from that of the epoch before, and warn about a run that is resumed at the end
+    of an epoch.)
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> None:
+        self._optimizer, self._plan = optimizer, plan
+        self._peaks = [group["lr"] for group in optimizer.param_groups]
+        self.load_state_dict({"num_epochs": 0})
+
+    def step(self, monitored: float, /) -> None:
+        """Set the rates of the next epoch; the monitored metric has no effect."""
+        del monitored
+        self.load_state_dict({"num_epochs": self._num_epochs + 1})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {"num_epochs": self._num_epochs}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Set the rates after a number of epochs."""
+        self._num_epochs = state["num_epochs"]
+        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = self._rate(peak)
+
+    def _rate(self, peak: float) -> float:
+        plan, epoch = self._plan, self._num_epochs
+        if epoch < plan.warmup_epochs:
+            return peak * (plan.warmup_start + (1.0 - plan.warmup_start) * epoch / plan.warmup_epochs)
+        share = (epoch - plan.warmup_epochs) / (plan.max_epochs - plan.warmup_epochs)
+        return plan.min_lr + (peak - plan.min_lr) * (1.0 + math.cos(math.pi * share)) / 2.0
+
+
+class WeightAverage:
+    """Exponential moving average of the parameters and buffers of a model, updated every few steps.
+
+    Until the warm-up is over, it is a copy of the weights at its last update. Integers, such as counters and codes, are
+    copied; what only one of the two models has, such as the state of a rule that is not in force, is left alone. The
+    model at the start is copied, so nothing may be wrapped around it yet.
+    """
+
+    def __init__(self, model: nn.Module, plan: TrainingPlan) -> None:
+        assert plan.average_every is not None
+        self._every, self._num_warmup_epochs = plan.average_every, plan.warmup_epochs
+        self._share = 1.0 - rescaled_decay(plan)
+        self.has_begun = False
+        self.model = copy.deepcopy(model)
+
+    @torch.no_grad()
+    def observe(self, model: nn.Module, epoch: int, num_steps: int) -> None:
+        """Take in the weights after step `num_steps` of an epoch, if it is time."""
+        if (num_steps - 1) % self._every:
+            return
+        new = dict(_tensors(model))
+        pairs = [(value, new[name]) for name, value in _tensors(self.model) if name in new]
+        for average, value in pairs:
+            if not self.has_begun or not average.is_floating_point():
+                average.copy_(value)
+        if self.has_begun:
+            pairs = [pair for pair in pairs if pair[0].is_floating_point()]
+            torch._foreach_lerp_([average for average, _ in pairs], [value for _, value in pairs], self._share)
+        # The first update after the warm-up copies the weights.
+        self.has_begun = epoch > self._num_warmup_epochs
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers; of a sharded parameter, the part of this process."""
+    for name, parameter in model.named_parameters():
+        yield name, local_part(parameter)
+    yield from model.named_buffers()
+
+
+def rescaled_decay(plan: TrainingPlan) -> float:
+    """Return the share of the average that is kept at an update; larger for longer runs and smaller batches."""
+    assert plan.average_every is not None
+    return 1.0 - min(1.0, (1.0 - plan.average_decay) * plan.batch_size * plan.average_every / plan.max_epochs)
+
+
+class EvaluatedModel:
+    """Makes the model to evaluate from the one that trains.
+
+    Must be made before the model is distributed: a wrapped forward, copied, would still call the original.
+    """
+
+    def __init__(self, task: Task, plan: TrainingPlan, accelerator: Accelerator) -> None:
+        self._task, self._accelerator = task, accelerator
+        device = accelerator.device
+        self.average = None if plan.average_every is None else WeightAverage(task.model.to(device), plan)
+        # A model for another grid is made from a whole one.
+        needs_twin = task.for_evaluation is not None and (self.average is None or plan.sharding == "full")
+        self._twin = copy.deepcopy(task.model).to(device) if needs_twin else None
+
+    @property
+    def weights(self) -> nn.Module:
+        """The model whose weights are stored as the best: the average, or the one that trains."""
+        return self._task.model if self.average is None else self.average.model
+
+    def distribute(self, distribution: Distribution) -> None:
+        """Distribute the average as the model that trains."""
+        if self.average is not None:
+            self.average.model = distribution.add(self.average.model)
+
+    def get(self, distribution: Distribution) -> nn.Module:
+        """Return the model to evaluate. Every process must call this method."""
+        weights = self.weights
+        if self._accelerator.num_processes > 1:
+            # The processes differ in buffers such as running means.
+            for buffer in weights.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+        if self._task.for_evaluation is None:
+            return distribution.model if self.average is None else weights
+        if self._twin is None:
+            return self._task.for_evaluation(weights)
+        self._twin.load_state_dict(distribution.whole_state_of(weights))
+        return self._task.for_evaluation(self._twin)

@@ -6,35 +6,47 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from smoe._signals import Interrupted, Interruption
-from smoe.diagnostics import RoutingWatch
+from smoe.diagnostics import RoutingGain, RoutingWatch, routing_gains
+from smoe.errors import Interrupted, Interruption
 from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.nn._shared_parameters import local_part
 from smoe.training.distribution import (
     Distribution,
+    EvaluatedModel,
     by_first,
     gather_process_states,
     make_accelerator,
+    make_schedule,
     restore_process_state,
-    sum_over_processes,
 )
-from smoe.training.evaluation import EvaluatedModel, evaluate, gains_of_routing, make_schedule, routing_record
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import CheckpointError, Record, RunDirectory, RunError
-from smoe.training.task import Batch, MeanLoss, ShuffledBatches, Task, load_batches, metric_names, num_samples
+from smoe.training.task import (
+    Batch,
+    MeanLoss,
+    ShuffledBatches,
+    Task,
+    evaluate,
+    load_batches,
+    metric_names,
+    num_samples,
+    sum_over_processes,
+)
 
 # Reading the loss waits for the accelerator, and several processes agree on a stop by a reduction: both are done now
 # and then only.
 _STEPS_PER_CHECK = 25
+# Largest number of validation samples of a process with which the layers are compared with convolutions.
+_MOST_SAMPLES = 32
 
 
 class TrainingDiverged(Exception):
@@ -57,11 +69,6 @@ class RunState:
     seconds: float = 0.0  # time that was spent on this epoch
     history: list[Record] = field(default_factory=list)  # records of the epochs that have ended
     is_finished: bool = False  # whether the run has ended
-
-    def begin_next_epoch(self) -> None:
-        """Start the count of the next epoch."""
-        self.epoch, self.next_batch, self.seconds = self.epoch + 1, 0, 0.0
-        self.loss_total.zero_()
 
     def __str__(self) -> str:
         if self.next_batch == 0:
@@ -104,14 +111,9 @@ class Loop:
         self.state, self.stored = RunState(Stopping(plan), loss_total), "no state yet"
         process, num_processes = self.accelerator.process_index, self.accelerator.num_processes
         self.batches = ShuffledBatches(
-            num_samples(task.splits["train"]),
-            plan.batch_size,
-            task.seed,
-            process,
-            num_processes,
-            part_size=plan.part_size,
-            num_repetitions=task.num_repetitions,
-        )
+            num_samples(task.splits["train"]), plan.batch_size, task.seed, process, num_processes,
+            part_size=plan.part_size, num_repetitions=task.num_repetitions,
+        )  # fmt: skip
         if process:
             # The processes hold the same weights, but draw noise of their own.
             torch.manual_seed(task.seed + process)
@@ -125,18 +127,14 @@ class Loop:
     def fit(self, *, resume: bool = False) -> Record:
         """Train to the end of the plan and return the last record, with the metrics of a test split if there is one.
 
-        The model has the best weights afterwards.
-
-        Args:
-            resume: Continue from the last checkpoint, if there is one. The result equals that of a run that was not
-                stopped if the number of processes is the same; see `restore_process_state` for another number. A run
-                that has ended continues if the plan has more epochs now.
+        The model has the best weights afterwards. With `resume`, the run goes on from its last checkpoint, if there is
+        one. The result equals that of a run that was not stopped if the number of processes is the same; see
+        `restore_process_state` for another number. A run that has ended continues if the plan has more epochs now.
 
         Raises:
             Interrupted: After a SIGINT, SIGTERM or SIGHUP. The state was stored.
             TrainingDiverged: If the loss or the weights are not finite. The last state that was finite stays stored.
-            RunError: If another process trains in the run directory, it cannot be written, or the connection to another
-                process of the training is lost.
+            RunError: If the run directory is in use or cannot be written, or another process is lost.
             CheckpointError: If a checkpoint cannot be read or written.
         """
         with self.run.lock(), self._named_lost_processes():
@@ -156,13 +154,10 @@ class Loop:
     def evaluate(self, split: str) -> dict[str, float]:
         """Return the metrics of the model, or of the average of its weights, on a split, named `split/metric`."""
         task, plan, model = self.task, self.plan, self.evaluated.get(self.distribution)
+        data = task.splits[split], self.metrics, task.collate, plan.evaluation_batch_size, plan.num_workers
         # What accelerate has wrapped casts by itself.
-        precision = nullcontext() if model is self.model else self.accelerator.autocast()
-        batch_size, num_workers = plan.evaluation_batch_size, plan.num_workers
-        with precision:
-            values = evaluate(
-                self.accelerator, model, task.splits[split], self.metrics, task.collate, batch_size, num_workers
-            )
+        with nullcontext() if model is self.model else self.accelerator.autocast():
+            values = evaluate(self.accelerator, model, *data)
         self.distribution.end_evaluation(model)
         return {f"{split}/{name}": value for name, value in values.items()}
 
@@ -222,9 +217,8 @@ class Loop:
 
     def _sums(self, flag: bool) -> tuple[float, float]:
         """The loss of the epoch so far and the number of processes with the flag, over all processes."""
-        total = self.state.loss_total
-        both = sum_over_processes(self.accelerator, torch.stack([total, total.new_tensor(float(flag))]))
-        loss, count = both.tolist()
+        both = torch.stack([self.state.loss_total, self.state.loss_total.new_tensor(float(flag))])
+        loss, count = sum_over_processes(self.accelerator, both).tolist()
         return loss, count
 
     def _check_loss(self, loss: float) -> None:
@@ -261,7 +255,7 @@ class Loop:
             self.batches.start(state.epoch, self.batches.num_batches - 1)
             samples = self.task.splits["train"]
             *_, batch = load_batches(samples, self.batches, self.task.collate, self.accelerator.device)
-        routing = routing_record(self.watch, self.task, self.accelerator, self.distribution, batch)
+        routing = self._routing_record(batch)
         layers = [module for module in self.model.modules() if isinstance(module, RoutedLayer)]
         state.seconds += time.perf_counter() - started
         record: Record = {
@@ -281,15 +275,62 @@ class Loop:
         reason = state.stopping.reason(state.epoch)
         if reason is not None:
             self._finish(reason)
-        state.begin_next_epoch()
+        state.epoch, state.next_batch, state.seconds = state.epoch + 1, 0, 0.0
+        state.loss_total.zero_()
         self._save()
 
     def _with_warnings(self, record: Record) -> Record:
-        """Add the warnings about the routing that are new, and report them."""
         warnings = self.watch.new_warnings()
         for text in warnings:
             self.reporter.notify(f"warning: {text}")
         return {**record, "warnings": warnings} if warnings else record
+
+    def _routing_record(self, batch: Batch) -> dict[str, float]:
+        """The values `routing/...` of an epoch over all processes, which must all call it; none without gates."""
+        model = self.task.model
+        with self.distribution.whole(model):
+            values = self.watch.observe(model)
+        with self.accelerator.autocast():
+            measured = self.watch.measure(model, self.task.loss, *batch)
+        self.distribution.end_evaluation(model)
+        if not measured:
+            return values
+        numbers = torch.tensor(list(measured.values()), dtype=torch.float64, device=self.accelerator.device)
+        means = sum_over_processes(self.accelerator, numbers) / self.accelerator.num_processes
+        return {**values, **dict(zip(measured, means.tolist(), strict=True))}
+
+    def _routing_gains(self, model: nn.Module) -> list[RoutingGain]:
+        """What the routing of each layer is worth on the validation split, over all processes; all must call it."""
+        task, num_processes, process = self.task, self.accelerator.num_processes, self.accelerator.process_index
+        samples = task.splits["validation"]
+        # No more than a training pass of a process, whose memory there is; as many for each, for the same passes.
+        share = self.plan.batch_size // (num_processes * self.batches.num_parts)
+        num_taken = min(_MOST_SAMPLES, share, num_samples(samples) // num_processes)
+        if num_taken == 0:
+            return []
+        spread = torch.linspace(0, num_samples(samples) - 1, num_taken * num_processes).long().tolist()
+        chosen = spread[process::num_processes]
+        ((input, target),) = load_batches(samples, [chosen], task.collate, self.accelerator.device)
+        with self.accelerator.autocast():
+            gains = routing_gains(model, task.loss, input, target)
+        self.distribution.end_evaluation(model)
+        if num_processes == 1 or not gains:
+            return gains
+        # Sums of samples, losses and squared differences of the losses.
+        numbers = [
+            [n, n * gain.loss, n * gain.loss_of_convolution, n * difference**2 + n * (n - 1) * error**2]
+            for gain in gains
+            for n, difference in [(gain.num_samples, gain.loss_of_convolution - gain.loss)]
+            for error in [gain.standard_error if n > 1 else 0.0]
+        ]
+        device = self.accelerator.device
+        sums = sum_over_processes(self.accelerator, torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
+        together = []
+        for gain, (n, loss, convolution, squares) in zip(gains, sums, strict=True):
+            error = math.sqrt(max(0.0, squares - (convolution - loss) ** 2 / n) / (n - 1) / n)
+            means = {"loss": loss / n, "loss_of_convolution": convolution / n}
+            together.append(replace(gain, **means, standard_error=error, num_samples=int(n)))
+        return together
 
     def _finish(self, reason: str) -> None:
         """Compare the best weights with convolutions, and evaluate them on a test split: the last record."""
@@ -299,8 +340,7 @@ class Loop:
         model = self.evaluated.get(self.distribution)
         # A wrapper such as DistributedDataParallel expects a whole backward pass after each pass with gradients.
         model = self.task.model if model is self.model else model
-        share = self.plan.batch_size // (self.accelerator.num_processes * self.batches.num_parts)
-        gains = gains_of_routing(self.task, model, self.accelerator, self.distribution, share)
+        gains = self._routing_gains(model)
         test = self.evaluate("test") if "test" in self.task.splits else {}
         # The last checkpoint holds the last weights, so that the run can be extended.
         weights.load_state_dict(trained)
@@ -320,9 +360,7 @@ class Loop:
     def _save(self) -> None:
         """Store all that a resumed run needs."""
         state, scaler, average = self.state, self.accelerator.scaler, self.average
-        averaged = None
-        if average is not None:
-            averaged = {"model": average.model.state_dict(), "has_begun": average.has_begun}
+        averaged = average and {"model": average.model.state_dict(), "has_begun": average.has_begun}
         self.distribution.save(
             self.run.last_checkpoint,
             {
@@ -387,7 +425,6 @@ class Loop:
 
     @contextmanager
     def _of_this_run(self, path: Path) -> Iterator[None]:
-        """Report a checkpoint that does not fit in one line."""
         try:
             yield
         except (KeyError, IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:

@@ -22,10 +22,10 @@ class TrainingPlan:
     """Batches, schedule and stopping of a training run.
 
     Attributes:
-        batch_size: Number of samples per optimiser step, over all processes together.
-        part_size: Number of samples that go through the model at once; the gradients of the parts of a batch are
-            summed. Batch normalisation sees a part. None: the share of a process is one part.
-        evaluation_batch_size: Number of samples per evaluation step and process.
+        batch_size: Samples per optimiser step, over all processes together.
+        part_size: Samples that go through the model at once; the gradients of the parts of a batch are summed. Batch
+            normalisation sees a part. None: the share of a process is one part.
+        evaluation_batch_size: Samples per evaluation step and process.
         max_epochs: Maximum number of epochs.
         monitor: Validation metric that decides the schedule, the stopping and the choice of the best weights. `loss` is
             the training loss on the validation split and needs no metric of its own.
@@ -47,11 +47,10 @@ class TrainingPlan:
             share that is replaced is multiplied by the samples between two updates over `max_epochs`.
         precision: `no` (float32), `bf16` or `fp16` autocast.
         device: `auto` uses an accelerator if there is one.
-        num_threads: Number of torch's threads on a CPU; None keeps torch's choice.
-        num_workers: Number of processes that read batches ahead of the model; 0: the training process reads them.
+        num_threads: Torch's threads on a CPU; None keeps torch's choice.
+        num_workers: Processes that read batches ahead of the model; 0: the training process reads them.
         sharding: `none`: each process holds the whole model. `full`: each holds a part of every parameter, of its
-            gradient and of its optimiser state (FSDP2), which takes less memory and sends more. The results differ by
-            rounding only.
+            gradient and of its optimiser state (FSDP2), which takes less memory and sends more.
     """
 
     batch_size: int = 32
@@ -101,25 +100,17 @@ class TrainingPlan:
 
 
 def resumable_fields(plan: TrainingPlan) -> frozenset[str]:
-    """Return the fields of a recipe that a resumed run may change, because they do not change what was computed.
-
-    `max_epochs` is one of them unless the schedule or the average of the weights depends on it.
-    """
+    """Return the fields of a recipe that a resumed run may change, because they do not change what was computed."""
     names = {"evaluation_batch_size", "num_threads", "num_workers", "device", "sharding"}
     if plan.schedule == "plateau" and plan.average_every is None:
+        # Otherwise the schedule, or the average of the weights, depends on it.
         names.add("max_epochs")
     return frozenset(f"training.{name}" for name in names)
 
 
 @dataclass
 class Stopping:
-    """Finds the best monitored value and the end of a run.
-
-    Attributes:
-        plan: Plan of the run.
-        best: Best value so far; None before the first.
-        best_epoch: Epoch of the best value.
-    """
+    """Finds the best monitored value, its epoch, and the end of a run."""
 
     plan: TrainingPlan
     best: float | None = None
@@ -129,10 +120,11 @@ class Stopping:
         """Take the value of an epoch; return whether it is the best so far, which no value that is not finite is."""
         if not math.isfinite(value):
             return False
-        if self.best is None or self._is_improvement(value, self.best):
-            self.best, self.best_epoch = value, epoch
-            return True
-        return False
+        margin = self.plan.min_delta if self.plan.monitor_mode == "max" else -self.plan.min_delta
+        if self.best is not None and not self._is_better(value, self.best + margin):
+            return False
+        self.best, self.best_epoch = value, epoch
+        return True
 
     def reason(self, epoch: int) -> str | None:
         """Return why the run ends after this epoch, or None if it continues."""
@@ -145,10 +137,6 @@ class Stopping:
             return "1 epoch done" if plan.max_epochs == 1 else f"{plan.max_epochs} epochs done"
         return None
 
-    def _is_improvement(self, value: float, than: float) -> bool:
-        margin = self.plan.min_delta
-        return self._is_better(value, than + margin if self.plan.monitor_mode == "max" else than - margin)
-
     def _is_better(self, value: float, than: float) -> bool:
         return value > than if self.plan.monitor_mode == "max" else value < than
 
@@ -158,11 +146,7 @@ class MonitorError(ValueError):
 
 
 def check_monitor(plan: TrainingPlan, names: Iterable[str]) -> None:
-    """Check that the metric of a plan is among the names, or `loss`.
-
-    Raises:
-        MonitorError: If it is not; with the nearest one.
-    """
+    """Refuse a plan whose metric is neither among the names nor `loss`, with the nearest one."""
     known = sorted({*names, LOSS})
     if plan.monitor not in known:
         raise MonitorError(f"monitor is {plan.monitor!r}, but no metric has this name; {suggest(plan.monitor, known)}")

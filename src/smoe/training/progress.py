@@ -110,12 +110,9 @@ class TrackedReporter(Reporter):
     def __init__(self, reporter: Reporter, tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> None:
         if importlib.util.find_spec(tracker) is None:
             raise ValueError(f"log_with={tracker!r} needs the package {tracker}: pip install {tracker}")
-        self._reporter, self._folder = reporter, folder
-        self._name: Tracker = tracker
-        self._config = {
-            key: value for key, value in _flat(config).items() if isinstance(value, (int, float, str, bool))
-        }
+        self._reporter, self._folder, self._config = reporter, folder, config
         self._tracker: Any = None
+        self._name: Tracker = tracker
         self.step, self.notify = reporter.step, reporter.notify
 
     def __enter__(self) -> Self:
@@ -130,7 +127,7 @@ class TrackedReporter(Reporter):
         """Start the tracker in the first epoch, so that a run that is refused leaves nothing."""
         if self._tracker is None:
             self._tracker = make_tracker(self._name, self._folder)
-            self._tracker.store_init_configuration(self._config)
+            self._tracker.store_init_configuration(_flat(self._config))
         self._reporter.begin_epoch(epoch, num_batches, first_batch)
 
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
@@ -144,10 +141,13 @@ class TrackedReporter(Reporter):
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options with names such as `training.batch_size`."""
+    """Numbers and texts of nested options, with names such as `training.batch_size`."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, (int, float, str)):
+            flat[f"{prefix}{key}"] = value
     return flat
 
 

@@ -24,17 +24,14 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from smoe._files import FileLock, LockedError, remove_leftovers, write_atomically
+from smoe._files import FileLock, LockedError, reason_not_to_write, write_atomically
 
 Record = dict[str, Any]
 State = dict[str, Any]
 
 _KEY = "smoe"
-# Options in malloc.h of glibc.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-# The largest block that glibc would keep in its heap by itself. A larger one is returned when it is freed.
-_LARGEST_KEPT = 32 << 20
+# Options in malloc.h of glibc, and the largest block that it would keep in its heap by itself.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST_KEPT = -1, -3, 32 << 20
 
 
 class RunError(Exception):
@@ -61,16 +58,9 @@ class RunDirectory:
 
     def check_writable(self) -> None:
         """Check that a run can be stored here; write nothing."""
-        existing = self.path
-        while not existing.exists() and existing != existing.parent:
-            existing = existing.parent
-        if not existing.is_dir():
-            raise RunError(f"the run directory {self.path} cannot be used: {existing} is a file; choose another one")
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise RunError(
-                f"the run directory {self.path} cannot be used: {existing} is not writable; choose another one with "
-                "--output-dir"
-            )
+        reason = reason_not_to_write(self.path)
+        if reason is not None:
+            raise RunError(f"the run directory {self.path} cannot be used: {reason}; choose another one (--output-dir)")
 
     def may_name(self, path: Path | str) -> bool:
         """Whether a path lies inside this directory or the working directory, once links are followed.
@@ -89,18 +79,17 @@ class RunDirectory:
         """Keep other processes from training in this directory.
 
         Of the processes that a launcher started, the first one takes the lock; the object that holds it may take it
-        again. Remove what a killed process left half-written, and a directory that was created here and is empty.
+        again. Remove a directory that was created here and is empty.
         """
         if self._is_locked or os.environ.get("RANK", "0") != "0":
             yield
             return
-        created = self._make()
+        created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             with ExitStack() as stack:
                 with self._as_run_error():
+                    self.path.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(FileLock(self.path / ".lock"))
-                    remove_leftovers((self.recipe_file, self.environment_file, self.metrics_file))
-                    remove_leftovers((self.last_checkpoint, self.best_checkpoint))
                 self._is_locked = True
                 yield
         finally:
@@ -110,10 +99,7 @@ class RunDirectory:
                     folder.rmdir()
 
     def check(self, recipe: Mapping[str, Any], *, resume: bool, may_differ: Collection[str] = ()) -> None:
-        """Check that a run of this recipe can begin here, or continue with changes of some fields.
-
-        These are named with dots, such as `training.max_epochs`.
-        """
+        """Check that a run of this recipe can begin here, or continue with other values of `training.max_epochs` ..."""
         if not self.recipe_file.exists():
             return
         if not resume:
@@ -127,11 +113,12 @@ class RunDirectory:
         """Store the recipe and the environment of a run, after `check`; of a resumed run, only what it changes."""
         with self._as_run_error():
             is_new = not self.recipe_file.exists()
-            if is_new:
-                content = _to_json(environment())
-                write_atomically(self.environment_file, lambda file: file.write(content))
+            changed = {self.environment_file: environment()} if is_new else {}
             if is_new or self.read_recipe() != recipe:
-                write_atomically(self.recipe_file, lambda file: file.write(_to_json(recipe)))
+                changed[self.recipe_file] = dict(recipe)
+            for path, content in changed.items():
+                text = json.dumps(content, indent=2) + "\n"
+                write_atomically(path, lambda file, text=text: file.write(text.encode()))
 
     def read_recipe(self) -> dict[str, Any]:
         """Return the resolved recipe of the run."""
@@ -146,7 +133,12 @@ class RunDirectory:
 
     def write_history(self, history: Sequence[Record]) -> None:
         """Write metrics.jsonl, one JSON object per epoch."""
-        lines = "".join(json.dumps(_without_nan(record)) + "\n" for record in history)
+        # JSON has no NaN and no infinity.
+        lines = "".join(
+            json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()})
+            + "\n"
+            for record in history
+        )
         with self._as_run_error():
             write_atomically(self.metrics_file, lambda file: file.write(lines.encode()), make_folder=False)
 
@@ -162,20 +154,8 @@ class RunDirectory:
         with self._as_run_error():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
 
-    def _make(self) -> list[Path]:
-        """Create the directory; return the folders that did not exist, the innermost first."""
-        missing: list[Path] = []
-        folder = self.path
-        while not folder.exists():
-            missing.append(folder)
-            folder = folder.parent
-        with self._as_run_error():
-            self.path.mkdir(parents=True, exist_ok=True)
-        return missing
-
     @contextmanager
     def _as_run_error(self) -> Iterator[None]:
-        """Report errors of the file system in one line."""
         try:
             yield
         except LockedError as error:
@@ -187,11 +167,7 @@ class RunDirectory:
 
 
 def save_checkpoint(path: Path, state: State, *, make_folder: bool = True) -> None:
-    """Write tensors and plain values, in dictionaries, lists and tuples, whole or not at all.
-
-    Raises:
-        CheckpointError: If the file cannot be written. The checkpoint that was there before is intact.
-    """
+    """Write tensors and plain values, in dictionaries, lists and tuples; a failure leaves the file before it intact."""
     tensors: dict[str, Tensor] = {}
     content = json.dumps(_encode(state, (), tensors))
     own: dict[str, Tensor] = {}
@@ -204,18 +180,19 @@ def save_checkpoint(path: Path, state: State, *, make_folder: bool = True) -> No
         seen.add(memory)
     try:
         write_atomically(path, lambda file: file.write(save(own, {_KEY: content})), make_folder=make_folder)
-        _synchronise(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            # Brings the name of the file to the disk.
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         kept = "the file before it is intact" if path.is_file() else "there is no such file"
         raise CheckpointError(f"checkpoint {path} could not be written: {error.strerror or error}; {kept}") from error
 
 
 def load_checkpoint(path: Path) -> State:
-    """Read a checkpoint onto the CPU.
-
-    Raises:
-        CheckpointError: If the file is missing, damaged or of another program.
-    """
+    """Read a checkpoint onto the CPU."""
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
@@ -255,33 +232,19 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return [_decode(part, tensors) for part in value]
     if not isinstance(value, dict):
         return value
-    kind, content = next(iter(value.items()), ("", ""))
-    if kind == "$tensor":
-        return tensors[content]
-    if kind == "$tuple":
-        return tuple(_decode(part, tensors) for part in content)
-    if kind == "$items":
-        return {key: _decode(part, tensors) for key, part in content}
-    return {key: _decode(part, tensors) for key, part in value.items()}
-
-
-def _synchronise(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$tuple" in value:
+        return tuple(_decode(value["$tuple"], tensors))
+    return {key: _decode(part, tensors) for key, part in value.get("$items", value.items())}
 
 
 def environment() -> dict[str, Any]:
     """Return versions, machine, commit and command of this process."""
-    packages: dict[str, str | None] = {}
-    for name in ("smoe", "torch", "numpy", "accelerate"):
-        try:
+    packages: dict[str, str | None] = dict.fromkeys(("smoe", "torch", "numpy", "accelerate"))
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = None
     return {
         "packages": packages,
         "python": platform.python_version(),
@@ -306,20 +269,19 @@ def processor_name() -> str:
 def git_commit() -> str | None:
     """Return the commit of this package, marked `-dirty` if its source was changed; None outside a checkout."""
     package = Path(__file__).parents[1]
-    commit = _git(package, "describe", "--always", "--abbrev=12", "--exclude=*")
-    if commit is None or commit.returncode != 0 or not commit.stdout.strip():
-        return None
-    # The code only: results that are being written do not change what is run.
-    changes = _git(package, "diff", "--quiet", "HEAD", "--", ":/src", ":/paper/src")
-    is_clean = changes is not None and changes.returncode == 0
-    return commit.stdout.strip() + ("" if is_clean else "-dirty")
 
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, timeout=10, check=False)
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
     try:
-        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+        commit = git("describe", "--always", "--abbrev=12", "--exclude=*")
+        # The code only: results that are being written do not change what is run.
+        changes = git("diff", "--quiet", "HEAD", "--", ":/src", ":/paper/src")
     except (OSError, subprocess.TimeoutExpired):
         return None
+    if commit.returncode != 0 or not commit.stdout.strip():
+        return None
+    return commit.stdout.strip() + ("-dirty" if changes.returncode else "")
 
 
 def keep_freed_memory() -> bool:
@@ -329,17 +291,10 @@ def keep_freed_memory() -> bool:
     again: up to a third of its time (paper/results/bench/freed_memory.md). With another C library, or if the
     environment sets options of malloc, nothing is done.
     """
-    is_set = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(
-        "GLIBC_TUNABLES", ""
-    )
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    is_set = "glibc.malloc" in tunables or any(name.startswith("MALLOC_") for name in os.environ)
     mallopt = None if is_set or os.name != "posix" else getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT) and mallopt(_M_TRIM_THRESHOLD, -1))
-
-
-def _to_json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()
+    return bool(mallopt and mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT) and mallopt(_M_TRIM_THRESHOLD, -1))
 
 
 def _read_json(path: Path, content: bytes, place: str = "") -> dict[str, Any]:
@@ -352,23 +307,17 @@ def _read_json(path: Path, content: bytes, place: str = "") -> dict[str, Any]:
     return value
 
 
-def _without_nan(record: Record) -> Record:
-    """JSON has no NaN and no infinity; they are written as null."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
-    }
-
-
 def _differences(stored: Mapping[str, Any], asked: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """The fields that differ, by their names with dots, in words."""
     differences: dict[str, str] = {}
     for key in sorted({*stored, *asked}):
         ours, theirs, name = asked.get(key), stored.get(key), f"{prefix}{key}"
-        if isinstance(ours, Mapping) and isinstance(theirs, Mapping) and ours.get("type") != theirs.get("type"):
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            if ours.get("type") == theirs.get("type"):
+                differences |= _differences(theirs, ours, f"{name}.")
+                continue
             # Objects of different classes have different fields: their classes are the difference.
-            differences[name] = f"{name} is {theirs.get('type')!r} there and {ours.get('type')!r} now"
-        elif isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            differences |= _differences(theirs, ours, f"{name}.")
-        elif ours != theirs:
+            ours, theirs = ours.get("type"), theirs.get("type")
+        if ours != theirs:
             differences[name] = f"{name} is {theirs!r} there and {ours!r} now"
     return differences

@@ -1,4 +1,4 @@
-"""What the training loop trains: a model, its optimiser and loss, its metrics, its data, and the samples of a batch."""
+"""What the loop trains: a model, its optimiser, loss and data; batches of the data, and metrics summed over them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from smoe._signals import leaving_signals
+from smoe.errors import leaving_signals
 
 Batch = tuple[Tensor, Tensor]
 Collate = Callable[[Any], Batch]
-"""Function that makes the input and the target of a batch from what a data set returns for a list of indices."""
+"""Makes the input and the target of a batch from what a data set returns for a list of indices."""
 
 
 class Metric(ABC):
-    """A stateless metric.
+    """A stateless metric: `MetricSums` adds up the totals of all batches and processes, and reduces them once."""
 
-    `MetricSums` adds up the totals of all batches and processes and reduces them once, so that a small last batch
-    weighs no more than its pixels.
-
-    Attributes:
-        names: Names of the values that the metric reports. They are known without data.
-        num_totals: Number of sums for each name, with the count; two for a mean.
-    """
-
-    names: tuple[str, ...]
-    num_totals: int = 2
+    names: tuple[str, ...]  # of the values that it reports
+    num_totals: int = 2  # sums for each name, with the count; two for a mean
 
     @abstractmethod
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
@@ -64,10 +57,7 @@ def metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
 
 
 class MetricSums:
-    """The totals of several metrics of different names, in float64, and the values that they reduce to.
-
-    All totals lie in one tensor, so that processes are joined by a single reduction.
-    """
+    """The totals of several metrics in one float64 tensor, so that processes are joined by a single reduction."""
 
     def __init__(self, metrics: Sequence[Metric], device: torch.device | str | None = None) -> None:
         counts = Counter(metric_names(metrics))
@@ -107,53 +97,36 @@ class MeanLoss(Metric):
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.loss = loss
 
+    @torch.no_grad()
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Return the loss times the number of samples, and the number of samples."""
-        num_samples = prediction.shape[0]
         dtype = torch.promote_types(prediction.dtype, torch.float32)
-        with torch.no_grad():
-            total = self.loss(prediction.to(dtype), target).double() * num_samples
-        return torch.stack([total, total.new_tensor(float(num_samples))])[None]
+        total = self.loss(prediction.to(dtype), target).double() * len(prediction)
+        return torch.stack([total, total.new_tensor(float(len(prediction)))])[None]
 
 
 @dataclass
 class Task:
     """A model, its optimiser and loss, its data and its metrics.
 
-    Attributes:
-        model: Model that turns inputs into predictions.
-        optimizer: Optimiser of the model's parameters.
-        loss: Function of prediction and target that returns a scalar.
-        metrics: Metrics of the validation split after each epoch and of the test split at the end.
-        splits: Data sets named `train`, `validation` and, unless nothing is tested at the end, `test`; a sample is an
-            input and a target. If the training set has a method `start_epoch`, it is called with the number of an epoch
-            before its first batch, to draw samples anew; it must depend on that number only.
-        collate: Makes a batch from what the data set returns for a list of indices.
-        seed: Seed of the shuffles.
-        auxiliary_loss: Function of the model after its forward pass, added to the loss of each training step.
-        begin_epoch: Called with the number of an epoch, from 1, before its first batch; also where a resumed run
-            continues within an epoch.
-        num_repetitions: Number of copies of each training sample in a batch; see `ShuffledBatches`.
-        for_evaluation: Makes the model to evaluate from one with the trained weights, such as one for larger images; a
-            new one each time.
-        regions: Number of the known region of each pixel `(H, W)`, such as land or sea, with which the routing is
-            compared.
-        reads_ahead: Read training batches by a thread, one ahead; for samples that draw nothing at random.
+    The splits are data sets named `train`, `validation` and, unless nothing is tested at the end, `test`; a sample is
+    an input and a target. If the training set has a method `start_epoch`, it is called with the number of an epoch
+    before its first batch, to draw samples anew; it must depend on that number only.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     loss: Callable[[Tensor, Tensor], Tensor]
-    metrics: Sequence[Metric]
+    metrics: Sequence[Metric]  # of the validation split after each epoch and of the test split at the end
     splits: Mapping[str, Dataset[Any]]
     collate: Collate
-    seed: int
-    auxiliary_loss: Callable[[nn.Module], Tensor] | None = None
-    begin_epoch: Callable[[int], None] | None = None
-    num_repetitions: int = 1
-    for_evaluation: Callable[[nn.Module], nn.Module] | None = None
-    regions: Tensor | None = None
-    reads_ahead: bool = False
+    seed: int  # of the shuffles
+    auxiliary_loss: Callable[[nn.Module], Tensor] | None = None  # of the model after its pass, added to the loss
+    begin_epoch: Callable[[int], None] | None = None  # called with the number of an epoch, from 1, also when it goes on
+    num_repetitions: int = 1  # copies of each training sample in a batch; see `ShuffledBatches`
+    for_evaluation: Callable[[nn.Module], nn.Module] | None = None  # makes the model to evaluate, a new one each time
+    regions: Tensor | None = None  # number of the known region of each pixel `(H, W)`, compared with the routing
+    reads_ahead: bool = False  # whether a thread reads training batches, for samples that draw nothing at random
 
 
 class ShuffledBatches(Sampler[list[int]]):
@@ -190,9 +163,8 @@ class ShuffledBatches(Sampler[list[int]]):
                 f"{part_size}"
             )
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
-        self.process, self.num_processes = process, num_processes
+        self.process, self.num_processes, self.num_repetitions = process, num_processes, num_repetitions
         self.num_parts = 1 if part_size is None else share // part_size
-        self.num_repetitions = num_repetitions
         self.num_batches = num_samples // batch_size
         self.epoch, self.first_batch = 0, 0
 
@@ -204,12 +176,11 @@ class ShuffledBatches(Sampler[list[int]]):
         return (self.num_batches - self.first_batch) * self.num_parts
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Philox-like independence of neighbouring seeds is not needed: the mixing keeps (0, 1) and (1, 0) apart.
+        # The mixing keeps (0, 1) and (1, 0) apart.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.num_samples, generator=generator)
         if self.num_repetitions > 1:
-            copies = torch.arange(self.num_repetitions) * self.num_samples
-            order = (order[:, None] + copies).flatten()
+            order = (order[:, None] + torch.arange(self.num_repetitions) * self.num_samples).flatten()
         stride = self.num_parts * self.num_processes
         for batch in range(self.first_batch, self.num_batches):
             samples = order[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -269,8 +240,6 @@ def load_batches(
 def _read_by_thread(
     samples: Any, batches: Iterable[list[int]], collate: Collate, *, is_pinned: bool
 ) -> Iterator[Batch]:
-    """Yield batches in their order, of which the next one is being read, into pinned memory if so asked."""
-
     def read(chosen: list[int]) -> Batch:
         input, target = collate(samples.__getitems__(chosen))
         return (input.pin_memory(), target.pin_memory()) if is_pinned else (input, target)
@@ -291,3 +260,57 @@ def num_samples(samples: Dataset[Any]) -> int:
     if not isinstance(samples, Sized):
         raise TypeError(f"{type(samples).__name__} has no length")
     return len(samples)
+
+
+def predict(
+    model: nn.Module,
+    samples: Dataset[Any],
+    batch_size: int,
+    *,
+    collate: Collate = default_collate,
+    device: torch.device | str | None = None,
+    num_workers: int = 0,
+    process: int = 0,
+    num_processes: int = 1,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the prediction and the target of each batch of a data set, in the order of its samples.
+
+    The model is put into evaluation mode and stays in it. Predictions have no gradient. If several processes share the
+    work, each sample is predicted by one of them. The device is that of the model if not given.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if device is None:
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    batches = OrderedBatches(num_samples(samples), batch_size, process, num_processes)
+    model.eval()
+    for input, target in load_batches(samples, batches, collate, device, num_workers):
+        # Not around the loop: the caller's code between two batches keeps its own mode.
+        with torch.no_grad():
+            prediction = model(input)
+        yield prediction, target
+
+
+def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over all processes, to every one of them."""
+    return cast(Tensor, accelerator.reduce(tensor, reduction="sum"))
+
+
+def evaluate(
+    accelerator: Accelerator,
+    model: nn.Module,
+    samples: Dataset[Any],
+    metrics: Sequence[Metric],
+    collate: Collate,
+    batch_size: int,
+    num_workers: int = 0,
+) -> dict[str, float]:
+    """Return the values of all metrics over all processes. The model stays in evaluation mode."""
+    device, process, num_processes = accelerator.device, accelerator.process_index, accelerator.num_processes
+    sums = MetricSums(metrics, device)
+    for prediction, target in predict(
+        model, samples, batch_size, collate=collate, device=device, num_workers=num_workers, process=process,
+        num_processes=num_processes,
+    ):  # fmt: skip
+        sums.add(prediction, target)
+    return sums.values(lambda totals: sum_over_processes(accelerator, totals))

@@ -20,10 +20,9 @@ from smoe.ops import family_members
 from smoe.rules import Damping, Frozen, Rule
 from smoe.training import to_plain
 from smoe.training.distribution import make_accelerator
-from smoe.training.evaluation import evaluate, predict
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory
-from smoe.training.task import Collate, Metric, Task
+from smoe.training.task import Collate, Metric, Task, evaluate, predict
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, GateOptions, Recipe, SgdMomentum
 
