@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -71,7 +70,7 @@ def check_netcdf_file(path: Path) -> None:
             raise DataError(f"{path} is not a NetCDF file: it begins with {start!r}; {_REMEDY}")
         file.seek(4)
         try:
-            expected = _classic_length(_ClassicHeader(file, start[3], length))
+            expected = _classic_length(file, start[3], length)
         except EOFError:
             raise DataError(f"{path} ends inside its header after {length} bytes; {_REMEDY}") from None
         except (IndexError, ValueError) as error:
@@ -82,74 +81,69 @@ def check_netcdf_file(path: Path) -> None:
         raise DataError(f"{path} is truncated: its header declares {expected} bytes, it has {length}; {_REMEDY}")
 
 
-class _ClassicHeader:
-    """Big-endian numbers of a classic header; CDF-5 counts and sizes have 8 bytes, CDF-2 and 5 offsets have 8."""
+def _classic_length(file: BinaryIO, version: int, length: int) -> int | None:
+    """The length by the file format specification: records, dimensions, attributes, variables with their offsets.
 
-    def __init__(self, file: BinaryIO, version: int, length: int) -> None:
-        self.file, self.version, self.length = file, version, length
+    Numbers are big-endian; CDF-5 counts and sizes have 8 bytes, CDF-2 and 5 offsets have 8.
+    """
 
-    def number(self, is_long: bool) -> int:
-        data = self.file.read(8 if is_long else 4)
+    def number(is_long: bool) -> int:
+        data = file.read(8 if is_long else 4)
         if len(data) < (8 if is_long else 4):
             raise EOFError
-        return struct.unpack(">Q" if is_long else ">I", data)[0]
+        return int.from_bytes(data, "big")
 
-    def count(self) -> int:
-        return self.number(self.version == 5)
+    def count() -> int:
+        return number(version == 5)
 
-    def skip(self, num_bytes: int) -> None:
+    def skip(num_bytes: int) -> None:
         # Padded to four bytes. Beyond the end of the file, seek would not complain.
-        target = self.file.tell() + num_bytes + (-num_bytes) % 4
-        if target > self.length:
+        if (target := file.tell() + num_bytes + (-num_bytes) % 4) > length:
             raise EOFError
-        self.file.seek(target)
+        file.seek(target)
 
-    def entries(self, tag: int) -> Iterator[None]:
-        found, length = self.number(False), self.count()
-        if found not in (0, tag) or (found == 0 and length != 0):
-            raise ValueError(f"list tag {found} with {length} entries where {tag} belongs")
-        for _ in range(length):
-            self.skip(self.count())  # the name
+    def entries(tag: int) -> Iterator[None]:
+        found, size = number(False), count()
+        if found not in (0, tag) or (found == 0 and size != 0):
+            raise ValueError(f"list tag {found} with {size} entries where {tag} belongs")
+        for _ in range(size):
+            skip(count())  # the name
             yield
 
-    def type_size(self) -> int:
-        kind = self.number(False)
+    def type_size() -> int:
+        kind = number(False)
         if kind not in range(1, 12):
             raise ValueError(f"no type has the number {kind}")
         # byte, char, short, int, float, double, then the unsigned and 64-bit ones of CDF-5.
         return (1, 1, 2, 4, 4, 8, 1, 2, 4, 8, 8)[kind - 1]
 
-    def skip_attributes(self) -> None:
-        for _ in self.entries(12):
-            size = self.type_size()
-            self.skip(size * self.count())
+    def skip_attributes() -> None:
+        for _ in entries(12):
+            skip(type_size() * count())
 
-
-def _classic_length(header: _ClassicHeader) -> int | None:
-    """The length by the file format specification: records, dimensions, attributes, variables with their offsets."""
-    num_records = header.count()
-    dimensions = [header.count() for _ in header.entries(10)]
-    header.skip_attributes()
+    num_records = count()
+    dimensions = [count() for _ in entries(10)]
+    skip_attributes()
     ends, records = [0], []
-    for _ in header.entries(11):
-        lengths = [dimensions[header.count()] for _ in range(header.count())]
-        header.skip_attributes()
-        size = header.type_size()
-        header.count()  # vsize, which cannot hold large sizes in CDF-1 and 2; the dimensions say it exactly
-        begin = header.number(header.version != 1)
+    for _ in entries(11):
+        lengths = [dimensions[count()] for _ in range(count())]
+        skip_attributes()
+        size = type_size()
+        count()  # vsize, which cannot hold large sizes in CDF-1 and 2; the dimensions say it exactly
+        begin = number(version != 1)
         # The record dimension has length 0 and comes first.
         if lengths and lengths[0] == 0:
             records.append((begin, size * prod(lengths[1:])))
         else:
             ends.append(begin + size * prod(lengths))
-    if records and num_records == (2**64 - 1 if header.version == 5 else 2**32 - 1):
+    if records and num_records == (2**64 - 1 if version == 5 else 2**32 - 1):
         return None
     # Records of all variables follow each other, each padded to four bytes, unless there is one such variable only.
     sizes = [size for _, size in records]
     stride = sizes[0] if len(sizes) == 1 else sum(size + (-size) % 4 for size in sizes)
     ends += [begin + (num_records - 1) * stride + size for begin, size in records if num_records]
     # The padding after the very last value may be missing; the values may not.
-    return max(header.file.tell(), *ends)
+    return max(file.tell(), *ends)
 
 
 def check_zarr_store(path: Path, group: str = "") -> tuple[Any, bool]:
@@ -191,13 +185,11 @@ class _StoreFiles:
         self._zip = None if path.is_dir() else zipfile.ZipFile(path)
 
     def size(self, key: str) -> int:
-        if self._zip is None:
-            file = self.path / self._prefix / key
-            return file.stat().st_size if file.is_file() else 0
-        try:
+        with suppress(KeyError, FileNotFoundError, NotADirectoryError):
+            if self._zip is None:
+                return (self.path / self._prefix / key).stat().st_size
             return self._zip.getinfo(self._prefix + key).file_size
-        except KeyError:
-            return 0
+        return 0
 
     def open(self, key: str) -> Any:
         if self._zip is None:
@@ -205,11 +197,9 @@ class _StoreFiles:
         return self._zip.open(self._prefix + key)
 
     def is_consolidated(self) -> bool:
-        if self._zip is not None or not (self.path / "zarr.json").exists():
-            return self._zip is None and (self.path / ".zmetadata").exists()
         with suppress(OSError, ValueError):
             return "consolidated_metadata" in json.loads((self.path / "zarr.json").read_text())
-        return False
+        return self._zip is None and (self.path / ".zmetadata").exists()
 
 
 def _check_coordinate(files: _StoreFiles, name: str, array: Any) -> None:

@@ -162,18 +162,12 @@ def _complete(
     elif lead is not None and "start" not in roles and "time" not in roles:
         raise DataError(f"{where} has lead times but no start times: add the dimension init_time")
     time, time_coordinate = roles.get("start") or roles.get("time") or (None, None)
-    row, column = roles["row"], roles["column"]
-    return Axes(
-        row=row[0],
-        column=column[0],
-        time=time,
-        time_coordinate=time_coordinate,
-        lead=lead,
-        lead_coordinate=lead_coordinate,
-        level=roles["level"][0] if "level" in roles else None,
-        latitude=pixel_latitude or _geographic(array, row[1], "latitude"),
-        longitude=pixel_longitude or _geographic(array, column[1], "longitude"),
-    )
+    level = roles["level"][0] if "level" in roles else None
+    (row, rows), (column, columns) = roles["row"], roles["column"]
+    # Of rows and columns, if they hold true latitudes or longitudes, not those of a rotated pole.
+    latitude = pixel_latitude or (rows if rows and _holds(array[rows], "latitude") else None)
+    longitude = pixel_longitude or (columns if columns and _holds(array[columns], "longitude") else None)
+    return Axes(row, column, time, time_coordinate, lead, lead_coordinate, level, latitude, longitude)
 
 
 def scalar_level(array: xr.DataArray) -> float | None:
@@ -191,11 +185,6 @@ def level_values(coordinate: xr.DataArray) -> np.ndarray:
     units = str(coordinate.attrs.get("units", "")).strip()
     factor = _LEVEL_FACTORS.get(_KNOWN.get(units.lower(), units), 1.0)
     return np.round(np.asarray(coordinate.values, np.float64) * factor, 9)
-
-
-def _geographic(array: xr.DataArray, coordinate: str | None, which: str) -> str | None:
-    """The coordinate of rows or columns if it holds true latitudes or longitudes, not those of a rotated pole."""
-    return coordinate if coordinate is not None and _holds(array[coordinate], which) else None
 
 
 def _pixel_coordinate(array: xr.DataArray, which: str) -> str | None:
@@ -218,26 +207,17 @@ def _role_of_dimension(array: xr.DataArray, dimension: str) -> tuple[Role | None
     """Role of a dimension and the coordinate that gave it: the one of its own name, or another along it."""
     along = [str(name) for name in array.coords if array[name].dims == (dimension,) and name != dimension]
     own = [dimension] if dimension in array.coords else []
-    found: list[tuple[str, Role]] = []
-    for name in own + along:
-        role = _role(array[name])
-        if role is not None:
-            found.append((name, role))
-    if dimension in dict(found) and not _lacks_dates(array, dimension, dict(found)[dimension]):
-        return dict(found)[dimension], dimension
+    found: dict[str, Role] = {name: role for name in own + along if (role := _role(array[name])) is not None}
+    dated = [name for name, role in found.items() if role == "time" and array[name].dtype.kind in "MO"]
+    if dimension in found and (found[dimension] != "time" or dimension in dated):
+        return found[dimension], dimension
     # A dimension without dates of its own, such as a counter, may have them in a coordinate beside it.
-    times = [name for name, role in found if role == "time" and not _lacks_dates(array, name, role)]
-    if times:
-        return "time", times[0]
-    if found and not (dimension in own or _named(dimension)):
-        return found[0][1], found[0][0]
-    if dimension in dict(found):
-        return dict(found)[dimension], dimension
-    return _named(dimension), own[0] if own else None
-
-
-def _lacks_dates(array: xr.DataArray, name: str, role: Role) -> bool:
-    return role == "time" and array[name].dtype.kind not in "MO"
+    if dated:
+        return "time", dated[0]
+    if found and not (own or _named(dimension)):
+        name, role = next(iter(found.items()))
+        return role, name
+    return (found[dimension], dimension) if dimension in found else (_named(dimension), own[0] if own else None)
 
 
 def _role(coordinate: xr.DataArray) -> Role | None:
@@ -273,7 +253,7 @@ def with_axes(dataset: xr.Dataset) -> xr.Dataset:
             continue
         if array.ndim == 2:
             dataset = dataset.set_coords(name)
-        elif _is_steady(array):
+        elif np.array_equal(*array.isel({array.dims[0]: [0, -1]}).values):
             dataset = dataset.drop_vars(name).assign_coords({name: array.isel({array.dims[0]: 0}, drop=True)})
     return _with_starts(dataset)
 
@@ -304,12 +284,6 @@ def _with_starts(dataset: xr.Dataset) -> xr.Dataset:
         return dataset.drop_vars([leads[0], starts[0]])
     attributes = {**start.attrs, "standard_name": "time", "long_name": "time"}
     return dataset.drop_vars([leads[0], *again]).assign_coords({starts[0]: (start.dims, start.values, attributes)})
-
-
-def _is_steady(array: xr.DataArray) -> bool:
-    """Whether the first and the last field are the same."""
-    ends = array.isel({array.dims[0]: [0, -1]}).values
-    return bool(np.array_equal(ends[0], ends[1]))
 
 
 # Spellings of one unit that files use; nothing is converted.

@@ -11,8 +11,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded._axes import Axes
-from smoe.meshes._mesh import on_sphere
-from smoe.meshes._mesh_layouts import DESCRIPTION, PLACES
+from smoe.meshes._mesh import DESCRIPTION, PLACES, on_sphere
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -29,15 +28,14 @@ class HorizontalGrid:
     """Points of a grid in a fixed order: rows from south to north, columns eastwards.
 
     Rows and columns are coordinates `(H,)` and `(W,)`; latitude and longitude of each pixel `(H, W)` if it is
-    curvilinear; degrees of a rotated pole; empty if the grid is indexed; the places of nodes if it is a mesh. A grid
-    closes the circle where the first column is the eastern neighbour of the last one.
+    curvilinear; degrees of a rotated pole; empty if the grid is indexed; the places of nodes if it is a mesh.
     """
 
     kind: GridKind
     shape: tuple[int, int]
     rows: np.ndarray = field(repr=False)
     columns: np.ndarray = field(repr=False)
-    closes_circle: bool
+    closes_circle: bool  # whether the first column is the eastern neighbour of the last one
     pole: tuple[float, float] | None = None
 
     @property
@@ -112,9 +110,8 @@ class HorizontalGrid:
     def area_weights(self) -> np.ndarray | None:
         """Area of each pixel, `(H, W)`, of mean 1; None for a grid that has no latitudes."""
         if self.kind in ("latitude-longitude", "rotated"):
-            areas = np.repeat(np.cos(np.deg2rad(self.rows))[:, None], self.shape[1], axis=1)
             # A row at a pole has a cosine of 0 but for rounding.
-            areas = np.maximum(areas, 0.0)
+            areas = np.repeat(np.maximum(np.cos(np.deg2rad(self.rows)), 0.0)[:, None], self.shape[1], axis=1)
         elif self.kind == "curvilinear" and min(self.shape) > 1:
             areas = _cell_areas(self.rows, self.columns)
         else:
@@ -141,7 +138,9 @@ class Orientation:
 
 
 def read_grid(array: xr.DataArray, axes: Axes, where: str) -> tuple[HorizontalGrid, Orientation]:
-    """Reads the grid of a field and the order that its file has."""
+    """Reads the grid of a field and the order that its file has; of a row of nodes, the nodes."""
+    if DESCRIPTION in array.coords:
+        return read_node_grid(array)
     shape = (array.sizes[axes.row], array.sizes[axes.column])
     as_they_are = Orientation(np.arange(shape[0]), np.arange(shape[1]))
     if axes.latitude is not None and array[axes.latitude].ndim == 2:
@@ -169,15 +168,12 @@ def read_grid(array: xr.DataArray, axes: Axes, where: str) -> tuple[HorizontalGr
         repeated = np.flatnonzero(np.diff(np.sort(values)) == 0.0)
         if len(repeated):
             raise DataError(f"{name} of {where} has the value {np.sort(values)[repeated[0]]:g} twice: drop one of them")
-    row_order = np.argsort(rows, kind="stable")
-    rows = rows[row_order]
-    closes = False
-    if kind == "projected":
-        column_order = np.argsort(columns, kind="stable")
-        columns = columns[column_order]
-    else:
-        columns, column_order, closes = _eastwards(columns, f"{axes.column} of {where}")
-    return HorizontalGrid(kind, shape, rows, columns, closes), Orientation(row_order, column_order)
+    row_order, column_order, closes = np.argsort(rows, kind="stable"), np.argsort(columns, kind="stable"), False
+    columns = columns[column_order]
+    if kind != "projected":
+        columns, turned, closes = _eastwards(columns, f"{axes.column} of {where}")
+        column_order = column_order[turned]
+    return HorizontalGrid(kind, shape, rows[row_order], columns, closes), Orientation(row_order, column_order)
 
 
 def _eastwards(longitude: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -226,8 +222,8 @@ def _cell_areas(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
 def _to_neighbours(points: np.ndarray, axis: int) -> np.ndarray:
     """The shorter of the vectors to the next and from the previous pixel; the longer may cross a fold of the grid."""
     steps = np.diff(points, axis=axis)
-    first, last = np.take(steps, [0], axis=axis), np.take(steps, [-1], axis=axis)
-    onwards, before = np.concatenate([steps, last], axis=axis), np.concatenate([first, steps], axis=axis)
+    padding = [(0, 0)] * 3
+    onwards, before = (np.pad(steps, [*padding[:axis], pad, *padding[axis + 1 :]], "edge") for pad in ((0, 1), (1, 0)))
     is_shorter = np.linalg.norm(onwards, axis=-1) <= np.linalg.norm(before, axis=-1)
     return np.where(is_shorter[..., None], onwards, before)
 
@@ -241,16 +237,14 @@ def _coordinate(array: xr.DataArray, dimension: str) -> np.ndarray | None:
 def _check_values(values: np.ndarray, where: str, *, limit: float | None) -> None:
     if not np.isfinite(values).all():
         raise DataError(f"{where} has {int((~np.isfinite(values)).sum())} values that are not finite")
-    if limit is not None and np.abs(values).max() > limit + 1e-6:
-        raise DataError(
-            f"{where} has the value {values.flat[np.argmax(np.abs(values))]:g}, outside of {limit:g} degrees"
-        )
+    if limit is not None and abs(worst := values.flat[np.argmax(np.abs(values))]) > limit + 1e-6:
+        raise DataError(f"{where} has the value {worst:g}, outside of {limit:g} degrees")
 
 
 def read_pole(mapping: Mapping[str, Any]) -> tuple[float, float] | None:
     """Latitude and longitude of a rotated pole from the attributes of a grid mapping; None if they are not there."""
     names = ("grid_north_pole_latitude", "grid_north_pole_longitude")
-    if any(name not in mapping for name in names):
+    if not mapping.keys() >= set(names):
         return None
     latitude, longitude = (float(np.asarray(mapping[name]).ravel()[0]) for name in names)
     return latitude, longitude

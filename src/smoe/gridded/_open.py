@@ -19,9 +19,8 @@ from smoe.errors import DataError, SmoeError, missing_package, naming_extras
 from smoe.gridded._axes import are_same_units, has_leads, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
 from smoe.gridded._times import TimeLabels, decode_times, read_times
-from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location
-from smoe.meshes._mesh_layouts import is_mesh, is_row_of_nodes
-from smoe.meshes._node_fields import as_row_of_nodes, with_mesh_of
+from smoe.meshes._mesh import DESCRIPTION
+from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location, as_row_of_nodes, with_mesh_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -119,8 +118,13 @@ def _at_valid_times(dataset: xr.Dataset, where: str, variables: Sequence[str] | 
 
 
 def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) -> xr.Dataset:
-    """Fields on a mesh as a row of nodes; other data sets as they are."""
-    if is_row_of_nodes(dataset) or not is_mesh(dataset):
+    """Fields on a UGRID mesh or HEALPix sphere as a row of nodes; other data sets as they are."""
+    attributes = [each.attrs for each in (dataset, *dataset.variables.values())]
+    is_mesh = any(
+        each.get("cf_role") == "mesh_topology" or each.get("grid_mapping_name") == "healpix" or "healpix_nside" in each
+        for each in attributes
+    )
+    if DESCRIPTION in dataset.coords or not is_mesh:
         return dataset
     try:
         return as_row_of_nodes(dataset, location)

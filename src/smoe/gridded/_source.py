@@ -11,10 +11,9 @@ import numpy as np
 
 from smoe.errors import DataError, suggest
 from smoe.gridded._axes import Axes, find_axes, level_values, scalar_level
-from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid, read_node_grid, read_pole
+from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid, read_pole
 from smoe.gridded._regrid import Regridding
 from smoe.gridded._times import TimeLabels, read_lead_times, read_times
-from smoe.meshes._mesh_layouts import is_row_of_nodes
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -22,34 +21,27 @@ if TYPE_CHECKING:
 
 def load_arrays(arrays: Mapping[str, xr.DataArray], where: str) -> dict[str, np.ndarray]:
     """Values of arrays by their names."""
-    lazy = {name: array for name, array in arrays.items() if array.chunks is not None}
+    lazy = {name: array.data for name, array in arrays.items() if array.chunks is not None}
     loaded: dict[str, Any] = {}
     if lazy:
         import dask
 
         # Each codec has errors of its own. Read alone and in this process, the array and its error are known.
         with suppress(Exception):
-            loaded = dict(zip(lazy, dask.compute(*(array.data for array in lazy.values())), strict=True))
+            loaded = dict(zip(lazy, dask.compute(*lazy.values()), strict=True))
     for name, array in arrays.items():
-        if name not in loaded:
-            loaded[name] = _load_one(array, name, where)
+        try:
+            if name not in loaded:
+                is_lazy = array.chunks is not None
+                loaded[name] = np.asarray(array.data.compute(scheduler="synchronous") if is_lazy else array.values)
+        except Exception as error:
+            raise DataError(
+                f"{name} of {where} cannot be read, the file is damaged or incomplete "
+                f"({type(error).__name__}: {' '.join(str(error).split())}); copy it again"
+            ) from error
         if loaded[name].dtype.kind not in "iufb":
             raise DataError(f"{name} of {where} holds {loaded[name].dtype} values, no numbers: leave it out")
     return loaded
-
-
-def _load_one(array: xr.DataArray, name: str, where: str) -> np.ndarray:
-    try:
-        if array.chunks is None:
-            return np.asarray(array.values)
-        # What a worker raises has its traceback in the text.
-        return np.asarray(array.data.compute(scheduler="synchronous"))
-    except Exception as error:
-        # Each codec behind NetCDF and Zarr has errors of its own.
-        raise DataError(
-            f"{name} of {where} cannot be read, the file is damaged or incomplete "
-            f"({type(error).__name__}: {' '.join(str(error).split())}); copy it again"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -75,24 +67,14 @@ class Channel:
 class FieldSource:
     """The variables of a data set, all on one grid.
 
-    The position of a field is that of its time; for forecasts, `start * num_leads + lead`.
+    Levels are those of the file, or of `like`, channels whose levels are chosen in their order. With `with_series`,
+    variables of time alone are the last channels, with the same value at all pixels. The position of a field is that of
+    its time; for forecasts, `start * num_leads + lead`.
 
-    Args:
-        dataset: Data set; chunked variables are read chunk by chunk.
-        variables: Variables to use; all that lie on the grid if None.
-        where: Name of the data in errors, such as `inputs`.
-        with_series: Use variables of time alone too, as the last channels, with the same value at all pixels.
-        like: Channels whose levels are chosen, in their order.
-
-    Attributes:
-        channels: Channels in their order: variables as in the file, levels as in the file or in `like`.
-        grid: Grid of all of them.
-        orientation: Order of rows and columns in the file.
-        labels: Times; None if nothing depends on time.
-        lead_times: Lead times of forecasts in seconds; None for other fields.
-        axes: Dimensions of the variable with the most of them.
-        notes: What a user should know of the data: variables that are left out, times that not all parts have.
-        num_invalid: Number of values read that lie outside of the valid range that a variable declares.
+    `labels` are the times, None if nothing depends on time; `lead_times` those of forecasts in seconds, None for other
+    fields; `axes` the dimensions of the variable with the most of them; `notes` what a user should know of the data:
+    variables that are left out, times that not all parts have; `num_invalid` counts the values read that lie outside of
+    the valid range that a variable declares.
     """
 
     def __init__(
@@ -149,10 +131,9 @@ class FieldSource:
             if axes.level is None or not wanted:
                 continue
             levels = self._levels(name, axes.level).tolist()
-            for level in wanted:
-                if level not in levels:
-                    there = ", ".join(f"{each:g}" for each in levels)
-                    raise DataError(f"{name} of {self.where} has no level {level:g}, but {there}")
+            if lacking := [level for level in wanted if level not in levels]:
+                there = ", ".join(f"{each:g}" for each in levels)
+                raise DataError(f"{name} of {self.where} has no level {lacking[0]:g}, but {there}")
             order = np.asarray([levels.index(level) for level in wanted])
             if not np.array_equal(order, np.arange(self.dataset.sizes[axes.level])):
                 self.dataset = self.dataset.isel({axes.level: as_slice(order)})
@@ -168,11 +149,14 @@ class FieldSource:
             raise DataError(f"{error}; or leave {name} out: {option} ({flag}) names those to use") from None
 
     @property
+    def num_leads(self) -> int:
+        """Lead times of a forecast; 1 for other fields."""
+        return 1 if self.lead_times is None else len(self.lead_times)
+
+    @property
     def num_positions(self) -> int:
         """Number of fields of each channel: times, or start times by lead times; 1 without time."""
-        if self.labels is None:
-            return 1
-        return len(self.labels) * (1 if self.lead_times is None else len(self.lead_times))
+        return 1 if self.labels is None else len(self.labels) * self.num_leads
 
     @property
     def num_bytes(self) -> int:
@@ -184,22 +168,18 @@ class FieldSource:
         """Times that lie in one chunk of the file, at most over all variables; 1 where nothing is chunked."""
         sizes = [1]
         for name, axes in self.variable_axes.items():
-            if axes.time is None:
-                continue
-            stored = self.dataset[name].encoding.get("chunksizes") or self.dataset[name].encoding.get("chunks")
-            dims = [str(dim) for dim in self.dataset[name].dims]
-            if stored is not None and len(stored) == len(dims):
-                sizes.append(int(stored[dims.index(axes.time)]))
+            array = self.dataset[name]
+            stored = array.encoding.get("chunksizes") or array.encoding.get("chunks") or ()
+            if axes.time is not None and len(stored) == array.ndim:
+                sizes.append(int(stored[array.dims.index(axes.time)]))
         return max(sizes)
 
     def read(self, positions: np.ndarray) -> np.ndarray:
         """Reads fields: float32, rows northwards and columns eastwards, `(N, C, H, W)`."""
         positions = np.asarray(positions, np.int64)
         dated = {name: axes for name, axes in self.variable_axes.items() if axes.time is not None}
-        num_leads = 1 if self.lead_times is None else len(self.lead_times)
-        loaded = load_arrays(
-            {name: self._select(name, axes, positions, num_leads) for name, axes in dated.items()}, self.where
-        )
+        num_leads = self.num_leads
+        loaded = load_arrays({name: self._select(name, axes, positions) for name, axes in dated.items()}, self.where)
         parts = []
         for name, axes in self.variable_axes.items():
             if axes.time is None:
@@ -226,11 +206,11 @@ class FieldSource:
                 "pixels, where the nearest values hold",
             )
 
-    def _select(self, name: str, axes: Axes, positions: np.ndarray, num_leads: int) -> xr.DataArray:
+    def _select(self, name: str, axes: Axes, positions: np.ndarray) -> xr.DataArray:
         """The times, and lead times, of some positions, each once, with the dimensions in the order of the fields."""
-        array = self.dataset[name].isel({axes.time: as_slice(np.unique(positions // num_leads))})
+        array = self.dataset[name].isel({axes.time: as_slice(np.unique(positions // self.num_leads))})
         if axes.lead is not None:
-            array = array.isel({axes.lead: as_slice(np.unique(positions % num_leads))})
+            array = array.isel({axes.lead: as_slice(np.unique(positions % self.num_leads))})
         return array.transpose(*axes.in_order)
 
     def _static_fields(self, name: str, axes: Axes) -> np.ndarray:
@@ -252,7 +232,7 @@ class FieldSource:
             if is_invalid.any():
                 self.num_invalid[name] = self.num_invalid.get(name, 0) + int(is_invalid.sum())
                 values = np.where(is_invalid, np.nan, values)
-        return self.orientation_of(name).turn(values.astype(np.float32, copy=False))
+        return self._orientations[name].turn(values.astype(np.float32, copy=False))
 
     def orientation_of(self, name: str) -> Orientation:
         """Order of rows and columns of a variable."""
@@ -263,10 +243,7 @@ class FieldSource:
         first, first_grid = next(iter(found)), None
         for name, axes in found.items():
             array = self.dataset[name]
-            if is_row_of_nodes(array):
-                grid, self._orientations[name] = read_node_grid(array)
-            else:
-                grid, self._orientations[name] = read_grid(array, axes, f"{name} of {self.where}")
+            grid, self._orientations[name] = read_grid(array, axes, f"{name} of {self.where}")
             mapping = array.attrs.get("grid_mapping") or array.encoding.get("grid_mapping")
             if grid.kind == "rotated" and mapping in self.dataset.variables:
                 grid = replace(grid, pole=read_pole(self.dataset[mapping].attrs))
@@ -286,9 +263,7 @@ class FieldSource:
             return [replace(channel, selected_level=scalar_level(array))]
         levels = self._levels(name, axes.level)
         if len(np.unique(levels)) < len(levels):
-            raise DataError(
-                f"{name} of {self.where} holds a level twice: {', '.join(f'{level:g}' for level in levels)}"
-            )
+            raise DataError(f"{name} of {self.where} holds a level twice: {', '.join(f'{each:g}' for each in levels)}")
         return [replace(channel, level=float(level)) for level in levels]
 
     def _levels(self, name: str, dimension: str) -> np.ndarray:
@@ -392,17 +367,13 @@ def _describe(array: xr.DataArray, *, is_static: bool) -> Channel:
 
 def _check_field(dataset: xr.Dataset, name: str, where: str) -> None:
     if name not in dataset.data_vars:
-        raise DataError(
-            f"{where} has no variable {name!r}; {suggest(name, [str(known) for known in dataset.data_vars])}"
+        raise DataError(f"{where} has no variable {name!r}; {suggest(name, map(str, dataset.data_vars))}")
+    if reason := _reason(dataset[name]):
+        can_repeat = dataset[name].ndim and dataset[name].dtype.kind in "iufb"
+        remedy = (
+            f"repeat it at each pixel, by dataset[{name!r}].broadcast_like(field)" if can_repeat else "leave it out"
         )
-    reason = _reason(dataset[name])
-    if reason:
-        remedy = f"repeat it at each pixel, by dataset[{name!r}].broadcast_like(field)" if dataset[name].ndim else ""
-        is_number = dataset[name].dtype.kind in "iufb"
-        raise DataError(
-            f"{name} of {where} {reason}, but inputs and targets are fields on a grid: "
-            f"{remedy if is_number and remedy else 'leave it out'}"
-        )
+        raise DataError(f"{name} of {where} {reason}, but inputs and targets are fields on a grid: {remedy}")
 
 
 def valid_range(array: xr.DataArray) -> tuple[float, float] | None:
@@ -415,11 +386,11 @@ def valid_range(array: xr.DataArray) -> tuple[float, float] | None:
     if bounds.dtype.kind not in "iuf" or len(bounds) != 2 or "_Unsigned" in (*attributes, *array.encoding):
         return None
     low, high = map(float, bounds)
-    scale, offset = (array.encoding.get(name, usual) for name, usual in (("scale_factor", 1.0), ("add_offset", 0.0)))
     given = [attributes[name] for name in ("valid_range", "valid_min", "valid_max") if name in attributes]
     if all(np.asarray(each).dtype.kind in "iu" for each in given):
         # Bounds of the type of packed values are packed, too.
-        low, high = sorted((low * float(scale) + float(offset), high * float(scale) + float(offset)))
+        scale, offset = float(array.encoding.get("scale_factor", 1.0)), float(array.encoding.get("add_offset", 0.0))
+        low, high = sorted((low * scale + offset, high * scale + offset))
     return (low, high) if low < high and np.isfinite([low, high]).any() else None
 
 

@@ -50,15 +50,17 @@ class FieldStream:
 
     def __init__(self, folder: Path, shape: tuple[int, ...], plan: dict[str, Any]) -> None:
         self._data, self._journal, self._plan = folder / "fields.f32", folder / "fields.json", plan
-        num_bytes = 4 * int(np.prod(shape, dtype=np.int64))
-        self.done = self._find_done(num_bytes)
+        num_bytes, self.done = 4 * int(np.prod(shape, dtype=np.int64)), 0
         folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if not self.done and num_bytes > free:
-            raise DataError(
-                f"{folder} has {free / 1e9:.1f} GB free, fields need {num_bytes / 1e9:.1f} GB: choose another folder"
-            )
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            # A journal that is damaged, or of other fields, says nothing: the rows are read again.
+            content = json.loads(self._journal.read_text())
+            if content["plan"] == plan and self._data.stat().st_size == num_bytes:
+                self.done = int(content["done"])
         if not self.done:
+            if num_bytes > (free := shutil.disk_usage(folder).free):
+                sizes = f"{free / 1e9:.1f} GB free, fields need {num_bytes / 1e9:.1f} GB"
+                raise DataError(f"{folder} has {sizes}: choose another folder")
             self._journal.unlink(missing_ok=True)
             with self._data.open("wb") as file:
                 file.truncate(num_bytes)
@@ -96,14 +98,6 @@ class FieldStream:
         write_atomically(self._journal, lambda file: file.write(text.encode()))
         self._num_unsynced = 0
 
-    def _find_done(self, num_bytes: int) -> int:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            # A journal that is damaged, or of other fields, says nothing: the rows are read again.
-            content = json.loads(self._journal.read_text())
-            if content["plan"] == self._plan and self._data.stat().st_size == num_bytes:
-                return int(content["done"])
-        return 0
-
 
 # Those that programs write: CMIP, the NetCDF library, GrADS, and usual ones by hand. Not 9999, a usual largest value.
 _MARKS = np.asarray(
@@ -120,29 +114,17 @@ Observe = Callable[[int, np.ndarray], None]
 
 @dataclass(frozen=True)
 class FieldTable:
-    """Fields of some positions of a source.
+    """Fields of some positions of a source."""
 
-    Attributes:
-        channels: Channels, in the order of the source.
-        positions: Position in the source of each row, ascending, `(N,)`.
-        values: Channels that depend on time, float32, `(N, C', H, W)`; an array or a memory map.
-        static: Channels that do not, float32, `(C - C', H, W)`.
-        num_missing: Number of missing values of each row and channel, `(N, C)`.
-        always_missing: Pixels without a value at any row, `(C, H, W)`.
-        ever_missing: Pixels without a value at some row, `(C, H, W)`.
-        lows: Smallest value of each row and channel that depends on time, `(N, C')`.
-        highs: Largest value of the same.
-    """
-
-    channels: tuple[Channel, ...]
-    positions: np.ndarray
-    values: np.ndarray
-    static: np.ndarray
-    num_missing: np.ndarray
-    always_missing: np.ndarray
-    ever_missing: np.ndarray
-    lows: np.ndarray
-    highs: np.ndarray
+    channels: tuple[Channel, ...]  # in the order of the source
+    positions: np.ndarray  # position in the source of each row, ascending, `(N,)`
+    values: np.ndarray  # channels that depend on time, float32, `(N, C', H, W)`; an array or a memory map
+    static: np.ndarray  # channels that do not, float32, `(C - C', H, W)`
+    num_missing: np.ndarray  # missing values of each row and channel, `(N, C)`
+    always_missing: np.ndarray  # pixels without a value at any row, `(C, H, W)`
+    ever_missing: np.ndarray  # pixels without a value at some row, `(C, H, W)`
+    lows: np.ndarray  # smallest value of each row and channel that depends on time, `(N, C')`
+    highs: np.ndarray  # largest value of the same
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -195,7 +177,7 @@ def collect_fields(
         static = source.read(positions[:1])[0, is_static]
         _check_block(static[None], [c for c in channels if c.is_static], source, positions[:1])
     step = block_rows(source, block_bytes)
-    gaps = _Gaps(shape[1:])
+    gaps = _Gaps(len(positions), is_static, static)
     with ExitStack() as closing:
         if folder is None:
             values, done = np.empty(shape, np.float32), 0
@@ -205,22 +187,21 @@ def collect_fields(
             values, done, write = stream.values, stream.done, stream.write
         for first in range(0, done, step):
             block = np.asarray(values[first : min(first + step, done)])
-            gaps.add(block)
+            gaps.add(first, block)
             if observe is not None:
                 observe(first, _with_static(block, static, is_static))
         firsts = range(done, len(positions), step)
         for first, block in read_ahead(lambda first: source.read(positions[first : first + step]), firsts):
             dynamic = block[:, ~is_static] if is_static.any() else block
             _check_block(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
-            gaps.add(dynamic)
+            gaps.add(first, dynamic)
             write(slice(first, first + len(block)), dynamic)
             if observe is not None:
                 observe(first, block)
             if progress is not None:
                 progress(first + len(block), len(positions))
-    always, ever, counts = gaps.of_all_channels(is_static, static)
-    lows, highs = (np.concatenate(each) if each else np.zeros((0, shape[1])) for each in (gaps.lows, gaps.highs))
-    return FieldTable(channels, positions, values, static, counts, always, ever, lows, highs)
+    found = gaps.counts, gaps.always, gaps.ever, gaps.lows, gaps.highs
+    return FieldTable(channels, positions, values, static, *found)
 
 
 def block_rows(source: FieldSource, block_bytes: int) -> int:
@@ -231,8 +212,7 @@ def block_rows(source: FieldSource, block_bytes: int) -> int:
     row_bytes = 4 * len(source.channels) * source.grid.shape[0] * source.grid.shape[1]
     # Reading and converting holds the block about twice.
     rows = max(1, block_bytes // (2 * row_bytes))
-    per_start = 1 if source.lead_times is None else len(source.lead_times)
-    chunk = source.time_chunk * per_start
+    chunk = source.time_chunk * source.num_leads
     return rows // chunk * chunk if rows >= chunk else chunk if chunk <= 4 * rows else rows
 
 
@@ -258,58 +238,45 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 class _Gaps:
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.always, self.ever = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
-        self.counts: list[np.ndarray] = []
-        self.lows: list[np.ndarray] = []
-        self.highs: list[np.ndarray] = []
+    """Missing values and ranges of the rows, which come in blocks of the channels that depend on time."""
 
-    def add(self, block: np.ndarray) -> None:
-        self.lows.append(np.fmin.reduce(block, axis=(2, 3)))
-        self.highs.append(np.fmax.reduce(block, axis=(2, 3)))
+    def __init__(self, num_rows: int, is_static: np.ndarray, static: np.ndarray) -> None:
+        self._dynamic = ~is_static
+        self.always, self.ever = (np.full((len(is_static), *static.shape[1:]), value) for value in (True, False))
+        self.always[is_static] = self.ever[is_static] = np.isnan(static)
+        self.counts = np.zeros((num_rows, len(is_static)), np.int32)
+        self.counts[:, is_static] = np.isnan(static).sum(axis=(1, 2))
+        self.lows, self.highs = np.zeros((2, num_rows, int(self._dynamic.sum())), np.float32)
+
+    def add(self, first: int, block: np.ndarray) -> None:
+        rows = slice(first, first + len(block))
+        self.lows[rows], self.highs[rows] = (end.reduce(block, axis=(2, 3)) for end in (np.fmin, np.fmax))
         if is_all_finite(block):
-            self.always &= len(block) == 0
-            self.counts.append(np.zeros(block.shape[:2], np.int32))
+            self.always[self._dynamic] &= len(block) == 0
             return
         missing = np.isnan(block)
-        self.always &= missing.all(axis=0)
-        self.ever |= missing.any(axis=0)
-        self.counts.append(missing.sum(axis=(2, 3)).astype(np.int32))
-
-    def of_all_channels(self, is_static: np.ndarray, static: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        dynamic = np.concatenate(self.counts) if self.counts else np.zeros((0, len(self.always)), np.int32)
-        always = np.zeros((len(is_static), *self.always.shape[1:]), dtype=bool)
-        always[~is_static] = self.always
-        ever = always.copy()
-        ever[~is_static] = self.ever
-        always[is_static] = ever[is_static] = np.isnan(static)
-        counts = np.zeros((len(dynamic), len(is_static)), np.int32)
-        counts[:, ~is_static] = dynamic
-        counts[:, is_static] = np.isnan(static).sum(axis=(1, 2))
-        return always, ever, counts
+        self.always[self._dynamic] &= missing.all(axis=0)
+        self.ever[self._dynamic] |= missing.any(axis=0)
+        self.counts[rows, self._dynamic] = missing.sum(axis=(2, 3))
 
 
 def _check_block(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
     """Refuses a block of fields with an infinite value, or with a number that stands for missing values."""
-    infinite = np.isinf(block) if not is_all_finite(block) else np.zeros(1, bool)
-    if infinite.any():
-        row, channel = (int(place[0]) for place in np.nonzero(infinite.any(axis=(2, 3))))
+
+    def refuse(is_wrong: np.ndarray, what: str, remedy: str) -> None:
+        row, channel = (int(place[0]) for place in np.nonzero(is_wrong.any(axis=(2, 3))))
         at = describe_position(source, int(positions[row]), channels[channel])
-        raise DataError(
-            f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values{at}: "
-            "correct the file or mark them as missing"
-        )
-    found = find_mark(block)
-    if found is None:
-        return
-    channel, mark = found
-    row = int(np.flatnonzero((block[:, channel] == np.float32(mark)).any(axis=(1, 2)))[0])
-    count = int((block[row, channel] == np.float32(mark)).sum())
-    raise DataError(
-        f"{channels[channel].name} of {source.where} has {count} values of {mark:g}"
-        f"{describe_position(source, int(positions[row]), channels[channel])}, which look like a mark of missing "
-        f"values: declare it by the attribute _FillValue, or mask it by .where(data != {mark:g})"
-    )
+        count = int(is_wrong[row, channel].sum())
+        raise DataError(f"{channels[channel].name} of {source.where} has {count} {what}{at}{remedy}")
+
+    if not is_all_finite(block) and (infinite := np.isinf(block)).any():
+        refuse(infinite, "infinite values", ": correct the file or mark them as missing")
+    if (found := find_mark(block)) is not None:
+        channel, mark = found
+        is_mark = np.zeros(block.shape, bool)
+        is_mark[:, channel] = block[:, channel] == np.float32(mark)
+        remedy = f"declare it by the attribute _FillValue, or mask it by .where(data != {mark:g})"
+        refuse(is_mark, f"values of {mark:g}", f", which look like a mark of missing values: {remedy}")
 
 
 def find_mark(fields: np.ndarray) -> tuple[int, float] | None:
@@ -346,8 +313,7 @@ def describe_position(source: FieldSource, position: int, channel: Channel | Non
     """The time of a position as ` at 2016-01-01`, or nothing for fields without time."""
     if source.labels is None or (channel is not None and channel.is_static):
         return ""
-    num_leads = 1 if source.lead_times is None else len(source.lead_times)
-    return f" at {source.labels.text(int(source.labels.seconds[position // num_leads]))}"
+    return f" at {source.labels.text(int(source.labels.seconds[position // source.num_leads]))}"
 
 
 def _plan(source: FieldSource, positions: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -78,11 +78,12 @@ def read_times(values: np.ndarray, where: str) -> TimeLabels:
     if values.dtype.kind == "M":
         if np.isnat(values).any():
             raise DataError(f"{where} has {int(np.isnat(values).sum())} missing times (NaT): drop these")
-        # The nearest second: files keep times as fractions of days, which rounding moves.
-        nanoseconds = values.astype("datetime64[ns]").astype(np.int64) if _fits_in_nanoseconds(values) else None
-        if nanoseconds is None:
-            labels = TimeLabels(values.astype("datetime64[s]").astype(np.int64))
+        seconds = values.astype("datetime64[s]").astype(np.int64)
+        if (np.abs(seconds) >= 2**63 // 10**9).any():
+            labels = TimeLabels(seconds)
         else:
+            # The nearest second: files keep times as fractions of days, which rounding moves.
+            nanoseconds = values.astype("datetime64[ns]").astype(np.int64)
             seconds = (nanoseconds + 500_000_000) // 1_000_000_000
             fractions = nanoseconds - seconds * 1_000_000_000
             labels = TimeLabels(seconds, fractions=fractions if fractions.any() else None)
@@ -122,12 +123,9 @@ def read_times(values: np.ndarray, where: str) -> TimeLabels:
     return labels
 
 
-_YEARS = (1500, 2500)
-
-
 def _from_years(values: np.ndarray) -> np.ndarray:
     """Dates of plain years such as 1954, in a calendar in which all years have the same length; others as they are."""
-    is_years = values.dtype.kind in "iuf" and len(values) and ((values >= _YEARS[0]) & (values <= _YEARS[1])).all()
+    is_years = values.dtype.kind in "iuf" and len(values) and ((values >= 1500) & (values <= 2500)).all()
     if not is_years or (values != np.rint(values)).any():
         return values
     import cftime
@@ -266,11 +264,9 @@ def find_month_times(labels: TimeLabels) -> MonthTimes | None:
 def _month_starts(months: np.ndarray, calendar: str) -> np.ndarray:
     import cftime
 
-    dates = [
-        cftime.datetime(int(month) // 12, int(month) % 12 + 1, 1, calendar=calendar, has_year_zero=True)
-        for month in months
-    ]
-    return np.asarray(cftime.date2num(dates, _UNITS, calendar=calendar, has_year_zero=True), np.int64)
+    own: dict[str, Any] = {"calendar": calendar, "has_year_zero": True}
+    dates = [cftime.datetime(int(month) // 12, int(month) % 12 + 1, 1, **own) for month in months]
+    return np.asarray(cftime.date2num(dates, _UNITS, **own), np.int64)
 
 
 # Calendars in which all years, or months, have the same length.
@@ -319,22 +315,17 @@ def parse_date(text: str, calendar: str) -> tuple[int, int]:
         raise DataError(f"{text!r} is not a date: write 2016, 2016-03, 2016-03-01 or 2016-03-01T06")
     year, month, day, hour, minute, second = (None if part is None else int(part) for part in match.groups())
     assert year is not None
+    own: dict[str, Any] = {"calendar": calendar, "has_year_zero": True}
     try:
-        start = cftime.datetime(
-            year, month or 1, day or 1, hour or 0, minute or 0, second or 0, calendar=calendar, has_year_zero=True
-        )
+        start = cftime.datetime(year, month or 1, day or 1, hour or 0, minute or 0, second or 0, **own)
     except ValueError as error:
         raise DataError(f"{text!r} is not a date of the {calendar} calendar: {error}") from None
-    first = int(cftime.date2num(start, _UNITS, calendar=calendar, has_year_zero=True))
+    first = int(cftime.date2num(start, _UNITS, **own))
     if month is None:
         return first, _add_months(start, 12)
     if day is None:
         return first, _add_months(start, 1)
     return first, first + (86400 if hour is None else 3600 if minute is None else 60 if second is None else 1)
-
-
-def _fits_in_nanoseconds(values: np.ndarray) -> bool:
-    return bool((np.abs(values.astype("datetime64[s]").astype(np.int64)) < 2**63 // 10**9).all())
 
 
 def _dates(seconds: np.ndarray, calendar: str) -> np.ndarray:
@@ -390,32 +381,24 @@ def parse_period(period: Any, calendar: str, first: int, last: int) -> Period:
         if colon and begin.count("-") == 2 and "T" in begin and len(end.split(":")) > 2:
             raise DataError(f"the period {period!r} has minutes: give it as a slice of two dates")
         end = end if colon else begin
-    start = first if begin in (None, "") else parse_date(_text(begin), calendar)[0]
-    stop = last + 1 if end in (None, "") else parse_date(_text(end), calendar)[1]
+    # Dates of other libraries have a space before the hour, which `parse_date` reads too.
+    start = first if begin in (None, "") else parse_date(str(begin), calendar)[0]
+    stop = last + 1 if end in (None, "") else parse_date(str(end), calendar)[1]
     if stop <= start:
         raise DataError(f"the period {period!r} ends before it begins")
     return Period(start, stop, calendar)
 
 
-def _text(date: Any) -> str:
-    return str(date).replace(" ", "T") if not isinstance(date, str) else date
-
-
 def check_apart(periods: Mapping[str, Period]) -> None:
     """Refuses periods that overlap."""
     ordered = sorted(periods.items(), key=lambda item: item[1].start)
-    for (name, period), (later_name, later) in itertools.pairwise(ordered):
+    for (name, period), (other, later) in itertools.pairwise(ordered):
         if later.start < period.stop:
-            raise DataError(
-                f"{name} ({period}) and {later_name} ({later}) overlap: choose periods apart from each other"
-            )
+            raise DataError(f"{name} ({period}) and {other} ({later}) overlap: choose periods apart from each other")
 
 
 def samples_in(starts: np.ndarray, targets: np.ndarray, period: Period) -> np.ndarray:
-    """Whether both the input and the target of a sample lie in a period.
-
-    So that no target of one period is an input of another: the inputs of two periods are at least the lead apart.
-    """
+    """Whether both input and target of a sample lie in a period: no target of one is an input of another."""
     return period.contains(starts) & period.contains(targets)
 
 
@@ -467,12 +450,16 @@ def pair_by_time(inputs: TimeLabels, targets: TimeLabels, lead: Lead, *, lead_ti
             "example by dataset.convert_calendar('standard')"
         )
     if lead_times is None:
-        starts, positions = inputs.seconds, np.arange(len(inputs))
-        _check_multiple(inputs, lead)
+        step = regular_step(inputs.seconds)
+        if step is not None and lead.seconds % step:
+            raise DataError(
+                f"the lead {lead} is not a multiple of the {Lead(step)} between the times of the inputs: choose a "
+                "multiple"
+            )
+        starts = inputs.seconds
         wanted = inputs.shifted(starts, lead)
     else:
         starts = np.repeat(inputs.seconds, len(lead_times))
-        positions = np.arange(len(starts))
         wanted = starts + np.tile(lead_times, len(inputs))
     found = _find(_month_labels(targets), inputs.months(wanted)) if lead.months else _find(targets.seconds, wanted)
     is_paired = found >= 0
@@ -481,15 +468,10 @@ def pair_by_time(inputs: TimeLabels, targets: TimeLabels, lead: Lead, *, lead_ti
             f"no target lies {lead if lead_times is None else 'at the lead times'} after an input: inputs are from "
             f"{_range(inputs)}, targets from {_range(targets)}"
         )
-    order = np.argsort(starts[is_paired], kind="stable")
-    target_positions = found[is_paired][order]
-    return Pairs(
-        positions[is_paired][order],
-        target_positions,
-        starts[is_paired][order],
-        targets.seconds[target_positions],
-        inputs.calendar,
-    )
+    positions = np.flatnonzero(is_paired)
+    positions = positions[np.argsort(starts[positions], kind="stable")]
+    partners = found[positions]
+    return Pairs(positions, partners, starts[positions], targets.seconds[partners], inputs.calendar)
 
 
 def describe_lost(inputs: TimeLabels, targets: TimeLabels, lead: Lead) -> str | None:
@@ -522,14 +504,6 @@ def describe_lost(inputs: TimeLabels, targets: TimeLabels, lead: Lead) -> str | 
     )
 
 
-def _check_multiple(inputs: TimeLabels, lead: Lead) -> None:
-    step = regular_step(inputs.seconds)
-    if step is not None and lead.seconds % step:
-        raise DataError(
-            f"the lead {lead} is not a multiple of the {Lead(step)} between the times of the inputs: choose a multiple"
-        )
-
-
 def _month_labels(targets: TimeLabels) -> np.ndarray:
     labels = targets.months(targets.seconds)
     if len(np.unique(labels)) < len(labels):
@@ -542,8 +516,7 @@ def _find(labels: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     if not len(labels):
         return np.full(len(wanted), -1)
     order = np.argsort(labels)
-    places = np.minimum(np.searchsorted(labels, wanted, sorter=order), len(labels) - 1)
-    positions = order[places]
+    positions = order[np.minimum(np.searchsorted(labels, wanted, sorter=order), len(labels) - 1)]
     return np.where(labels[positions] == wanted, positions, -1)
 
 
