@@ -34,7 +34,7 @@ from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
-from smoe.ops._families import slot_products
+from smoe.ops._families import learn_factorised, slot_products
 from smoe.ops._gather import routed_bias
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import family_members
@@ -493,6 +493,12 @@ class FilterBank(RoutedLayer):
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Filters `(B, C, ...)` with each of `(O, C, *kernel)` everywhere; returns `(B, O, *grid)`."""
 
+    @abstractmethod
+    def _as_convolution(
+        self, source: torch.Tensor, filters: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int, str] | None:
+        """Arguments of `routed_conv` that filter the same way: source, filters, stride, padding mode; None if not."""
+
     def _select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Filters each pixel with its experts, and adds their bias."""
         output = self._apply_bank(source, indices)
@@ -532,6 +538,37 @@ class FilterBank(RoutedLayer):
     def _compared(self) -> tuple[torch.Tensor, ...]:
         weight = self.weight.detach()
         return (weight,) if self.bias is None or self._bias_owner == "slot" else (weight, self._offsets().detach())
+
+    @torch.no_grad()
+    def _family_gradient(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        source: torch.Tensor,
+        error: torch.Tensor,
+        temperature: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> tuple[dict[int, torch.Tensor], bool] | None:
+        """As its base says."""
+        gate, convolution = self.gate, self._as_convolution(source, weight)
+        if convolution is None or self._weighted:
+            return None
+        if not isinstance(gate, FactorisedGate) or gate.normalization != "none":
+            return None
+        *tensors, stride, padding_mode = convolution
+        found = learn_factorised(
+            *(tensors[0], error, tensors[1], bias, gate.keys.detach(), gate.embedding.values.detach().flatten(1)),
+            num_selected=gate.num_selected,
+            expert_channels=self._expert_channels,
+            stride=stride,
+            padding_mode=padding_mode,
+            scale=gate.scale,
+            temperature=temperature,
+        )
+        if found is None:
+            return None
+        by_keys, by_embedding, is_finite = found
+        values = gate.embedding.values
+        return {id(gate.keys): by_keys, id(values): by_embedding.view_as(values)}, is_finite
 
     @torch.no_grad()
     def _candidate_products(  # pyright: ignore[reportIncompatibleMethodOverride]

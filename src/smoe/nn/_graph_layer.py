@@ -414,6 +414,12 @@ class GraphMoE(FilterBank):
         grid = source.unflatten(2, (rows, columns))
         return routed_conv(grid, self.weight[:, :, None, None], indices, self._expert_channels, 1, "zeros").flatten(2)
 
+    def _as_convolution(
+        self, source: torch.Tensor, filters: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int, str] | None:
+        """Nodes are pixels, and filters have one tap."""
+        return source.unflatten(2, _fold(source.shape[2])), filters[:, :, None, None], 1, "zeros"
+
     def _planned_grid(self) -> tuple[int, ...]:
         """The nodes as rows and columns."""
         return _fold(self.num_nodes)

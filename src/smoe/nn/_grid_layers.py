@@ -408,6 +408,16 @@ class GridMoE(FilterBank):
             return grid_conv2d(source.unsqueeze(2), filters.unsqueeze(2), stride=stride, padding_mode=mode).squeeze(2)
         return (grid_conv2d if source.ndim == 4 else convolve)(source, filters, stride=stride, padding_mode=mode)
 
+    def _as_convolution(
+        self, source: torch.Tensor, filters: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int, str] | None:
+        """A line is an image of one row."""
+        if self._conv is not None:
+            return None
+        if source.ndim == 3:
+            source, filters = source.unsqueeze(2), filters.unsqueeze(2)
+        return source, filters, self.stride[0], self.padding_mode
+
     def _candidate_products(
         self,
         source: torch.Tensor,

@@ -167,6 +167,12 @@ class HEALPixMoE(FilterBank):
         """Convolves with filters `(O, C, k, k)` everywhere."""
         return convolve(source, filters.unsqueeze(2), padding_mode="none")
 
+    def _as_convolution(
+        self, source: torch.Tensor, filters: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int, str] | None:
+        """The faces have their borders."""
+        return source, filters.unsqueeze(2), 1, "none"
+
     def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Faces, rows and columns."""
         del input

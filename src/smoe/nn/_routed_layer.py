@@ -340,6 +340,24 @@ class RoutedLayer(nn.Module, ABC):
         """Tensors that `_candidate_products` needs, as they are in this pass."""
         return ()
 
+    def _family_gradient(
+        self, source: torch.Tensor, error: torch.Tensor, temperature: float, *compared: torch.Tensor
+    ) -> tuple[dict[int, torch.Tensor], bool] | None:
+        """The gradients of the gate's numbers in one step, where there is a kernel for it.
+
+        Args:
+            source: As for `_candidate_products`, like error and compared.
+            error: Error signal.
+            temperature: Temperature of the softmax of a family.
+            *compared: What `_compared` returned in the forward pass.
+
+        Returns:
+            Gradients by the identity of their tensors, and whether they are finite; they are 0 otherwise. None if the
+            gradients are those of `_candidate_products`.
+        """
+        del source, error, temperature, compared
+        return None
+
     @abstractmethod
     def _candidate_products(
         self, source: torch.Tensor, error: torch.Tensor, families: slice, experts: slice, *compared: torch.Tensor

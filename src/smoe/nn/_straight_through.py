@@ -152,7 +152,13 @@ class _Families(torch.autograd.Function):
         if ctx.part is None or torch.is_grad_enabled():
             return error, *(None,) * ctx.num_others
         source, *compared = ctx.saved_tensors
-        numbers, part = gate.numbers(), error[ctx.part]
+        numbers, part, temperature = gate.numbers(), error[ctx.part], learner.rule.temperature
+        fused = layer._family_gradient(source, part, temperature, *compared) if ctx.pixels is None else None
+        if fused is not None:
+            gradients, is_finite = fused
+            if not is_finite:
+                layer._signal.num_nonfinite.add_(1)
+            return error, *(None,) * (ctx.num_others - len(numbers)), *(gradients.get(id(each)) for each in numbers)
         total: list[Any] = [None] * len(numbers)
         for families in gate.bands(ctx.num_pixels):
             experts = experts_of(gate.num_experts, gate.num_selected, families)
@@ -161,9 +167,7 @@ class _Families(torch.autograd.Function):
                 scores = gate.ranked_scores(experts)
                 scores = scores if ctx.pixels is None else scores.index_select(1, ctx.pixels)
             indices = None if ctx.indices is None else ctx.indices[:, families].long() - experts.start
-            gradient, size = _gradient(
-                scores.detach()[None], products, indices, learner.rule.temperature, layer, families
-            )
+            gradient, size = _gradient(scores.detach()[None], products, indices, temperature, layer, families)
             found = torch.autograd.grad(scores, numbers, gradient[0].to(scores.dtype), allow_unused=True)
             for place, values in enumerate(found):
                 if values is not None:

@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from smoe.ops._conv_kernels import make_problem
 from smoe.ops._operators import call_operator, has_transforms, library_for, num_threads, register_operator
 from smoe.ops._routing import family_members, refuse_nonfinite
 
@@ -338,3 +339,61 @@ def slot_products(error: torch.Tensor, outputs: torch.Tensor, expert_channels: i
     for sample, output in zip(error, outputs, strict=True):
         total.addcmul_(sample.to(total.dtype), output.to(total.dtype))
     return total if expert_channels == 1 else total.unflatten(0, (-1, expert_channels)).sum(dim=1)
+
+
+def learn_factorised(
+    source: torch.Tensor,
+    error: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    keys: torch.Tensor,
+    embedding: torch.Tensor,
+    *,
+    num_selected: int,
+    expert_channels: int,
+    stride: int,
+    padding_mode: str,
+    scale: float,
+    temperature: float,
+) -> tuple[torch.Tensor, torch.Tensor, bool] | None:
+    """The gradient of keys and embedding by one kernel that stores neither outputs nor scores, on a CPU in float32.
+
+    The scores are `scale * keys @ embedding`, their gradient that of `family_gradient` for the products of the error
+    and the outputs of a convolution with all experts.
+
+    Args:
+        source: Input of some samples, `(B, C, *grid)`, a plane or a volume.
+        error: `(B, E * F, *grid)`.
+        weight: `(X * F, C, *kernel)`.
+        bias: `(X * F,)`, or None.
+        keys: `(X, R)`.
+        embedding: `(R, P)`.
+        num_selected: E, the number of families.
+        expert_channels: F.
+        stride: As for `routed_conv`.
+        padding_mode: As for `routed_conv`.
+        scale: Factor of the scores.
+        temperature: Temperature of the softmax.
+
+    Returns:
+        The gradients of keys and embedding, and whether they are finite; they are 0 otherwise. None without a kernel.
+    """
+    tensors = (source, error, weight, keys, embedding, *(() if bias is None else (bias,)))
+    # The tensors of a tracer have no memory.
+    library = library_for(*tensors) if all(type(tensor) is torch.Tensor for tensor in tensors) else None
+    if library is None or source.numel() == 0 or error.numel() == 0:
+        return None
+    # Samples may be some of a batch, at equal distances.
+    source, error = (part if part[0].is_contiguous() else part.contiguous() for part in (source, error))
+    weight, keys, embedding = weight.contiguous(), keys.contiguous(), embedding.contiguous()
+    routing = torch.Size((1, num_selected * expert_channels, embedding.shape[1]))
+    problem = make_problem(source.shape, weight.shape, routing, stride, padding_mode, num_threads())
+    by_keys, by_embedding, is_nonfinite = torch.empty_like(keys), torch.empty_like(embedding), ctypes.c_int64(0)
+    library.call(
+        "smoe_learn_factorised",
+        *(ctypes.byref(problem.geometry), source, source.stride(0), error, error.stride(0)),
+        *(weight, None if bias is None else bias.contiguous(), expert_channels),
+        *(keys, embedding, keys.shape[1], ctypes.c_float(scale), ctypes.c_float(temperature)),
+        *(by_keys, by_embedding, ctypes.byref(is_nonfinite)),
+    )
+    return by_keys, by_embedding, not is_nonfinite.value

@@ -59,7 +59,13 @@ class NativeLibrary:
             elif isinstance(argument, int):
                 argument = ctypes.c_int64(argument)
             converted.append(argument)
-        if getattr(self.functions, name)(*converted):
+        function = getattr(self.functions, name, None)
+        if function is None:
+            raise RuntimeError(
+                f"the library of the kernels for {self.instruction_set} is older than the sources, it has no {name}: "
+                "build it again by python setup.py build_ext --inplace, or install smoe again"
+            )
+        if function(*converted):
             raise MemoryError(f"the kernel {name} could not allocate its memory; use a smaller batch")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
+import smoe.nn._filter_bank as filter_bank
 import smoe.nn._gate as gate_module
 from smoe.nn._gates import FactorisedGate
 from smoe.ops._families import family_sizes
+from smoe.ops._operators import native_library
 from smoe.rules import StraightThrough
 from smoe_paper.baselines.gates import ConvGate
 
@@ -338,3 +341,37 @@ def test_a_gate_of_ones_own_learns_by_steps_of_its_own() -> None:
     optimizer.step()
     moved = (layer.gate.get_buffer("net.weight") - before).abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-3, atol=0.0)
+
+
+def _geometries() -> dict[str, tuple[Any, ...]]:
+    """Layers and their inputs."""
+    torch.manual_seed(0)
+    edges = torch.stack([torch.arange(30), (torch.arange(30) + 1) % 30])
+    return {
+        "line": (smoe.SpatialMoE1d(3, 4, 3, spatial_shape=(30,)), torch.randn(8, 3, 30)),
+        "plane": (smoe.SpatialMoE2d(3, 4, 3, spatial_shape=GRID), torch.randn(8, 3, *GRID)),
+        "stride": (smoe.SpatialMoE2d(3, 4, 3, stride=2, spatial_shape=(3, 3)), torch.randn(8, 3, *GRID)),
+        "volume": (smoe.SpatialMoE3d(3, 4, 3, spatial_shape=(2, 3, 5)), torch.randn(8, 3, 2, 3, 5)),
+        "sphere": (smoe.HEALPixMoE(3, 4, 3, nside=2), torch.randn(8, 3, 48)),
+        "graph": (smoe.GraphMoE(3, 4, num_nodes=30), torch.randn(8, 30, 3), edges),
+    }
+
+
+@pytest.mark.parametrize("name", ["line", "plane", "stride", "volume", "sphere", "graph"])
+def test_the_kernel_learns_as_its_definition_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, *inputs = _geometries()[name]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    other = copy.deepcopy(layer)
+    error = torch.randn_like(layer(*inputs))
+    learn, results = filter_bank.learn_factorised, []
+    monkeypatch.setattr(filter_bank, "learn_factorised", lambda *a, **k: results.append(learn(*a, **k)) or results[-1])
+    layer(*inputs).backward(error)
+    assert (results[0] is None) == (native_library() is None)
+    monkeypatch.setattr(filter_bank, "learn_factorised", lambda *a, **k: None)
+    other(*inputs).backward(error)
+    for mine, true in zip(layer.gate.numbers(), other.gate.numbers(), strict=True):
+        assert mine.grad is not None
+        assert mine.grad.any()
+        torch.testing.assert_close(mine.grad, true.grad, rtol=1e-4, atol=1e-5 * float(mine.grad.abs().max()))
