@@ -59,7 +59,9 @@ class StraightThroughLearner(Learner):
         seed = self.seed + gate.steps.num_steps
         if not layer._needs_scores and not is_compiling and gate.can_draw:
             return gate.draw(seed if noise > 0.0 else None, noise)
-        routing = gate.route(input)
+        # A compiled pass that stores scores gives them a gradient, of zeros if nothing is learned.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self._is_due or not is_compiling)):
+            routing = gate.route(input)
         if noise == 0.0:
             return routing
         return routing._replace(indices=sample_families(routing.scores, gate.num_selected, seed, noise))

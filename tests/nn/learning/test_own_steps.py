@@ -349,3 +349,20 @@ def test_a_compiled_layer_takes_the_same_steps() -> None:
             loss_of(net, step).backward()  # type: ignore[arg-type]
             optimizer.step()
     assert_same(numbers(twin), numbers(plain), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+def test_compiled_passes_of_one_sample_learn_when_it_is_their_turn() -> None:
+    torch.manual_seed(0)
+    plain = smoe.SpatialMoE2d(2, 4, 3, spatial_shape=GRID, rule=smoe.rules.StraightThrough(warm_up=0))
+    nn.init.normal_(plain.weight)
+    twin, input = copy.deepcopy(plain), torch.randn(1, 2, *GRID)
+    for layer, call in ((plain, plain), (twin, torch.compile(twin, fullgraph=True, backend="aot_eager"))):
+        optimizer = torch.optim.SGD(layer.parameters(), 1e-2)
+        for _ in range(6):
+            optimizer.zero_grad()
+            call(input).square().sum().backward()
+            optimizer.step()
+    assert plain.gate.get_buffer("steps.num_steps") == 2
+    assert_same(numbers(twin), numbers(plain), rtol=1e-3, atol=1e-5)
