@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smoe_paper.atmosphere.axes import Grid
+from smoe_paper.atmosphere.fields import Grid
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EmosModel, EnsembleData, EnsembleRecipe
 
 # An odd number of rows with both poles, as ENS-10 has, and a multiple of 4 columns.

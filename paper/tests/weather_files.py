@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from smoe_paper.atmosphere.axes import GRIDS, Grid
+from smoe_paper.atmosphere.fields import GRIDS, Grid
 from smoe_paper.atmosphere.variables import HOURLY_PRECIPITATION, LEVELS, VARIABLES
 
 DEFAULT_VARIABLES = ("z", "t", "u", "v", "q", "tisr", "t2m", "tp")
@@ -92,10 +92,10 @@ def data_array(
     return xr.DataArray(values, coords, dims, short_name, {"units": UNITS[short_name]})
 
 
-def write_netcdf(dataset: xr.Dataset | xr.DataArray, path: Path, format: str = "NETCDF4") -> Path:
+def write_netcdf(dataset: xr.Dataset | xr.DataArray, path: Path) -> Path:
     """Writes a file and makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    dataset.to_netcdf(path, format=format, engine="netcdf4")  # pyright: ignore[reportCallIssue, reportArgumentType]
+    dataset.to_netcdf(path, engine="netcdf4")
     return path
 
 
@@ -108,7 +108,6 @@ def write_weatherbench(
     variables: Sequence[str] = DEFAULT_VARIABLES,
     levels: Sequence[int] = LEVELS,
     resolution: str = "5.625deg",
-    format: str = "NETCDF4",
     constants: bool = True,
     times: Mapping[int, np.ndarray] | None = None,
 ) -> Path:
@@ -124,7 +123,7 @@ def write_weatherbench(
             hourly = short_name == "tp" and step_hours == 1
             name = HOURLY_PRECIPITATION.folder if hourly else VARIABLES[short_name].folder
             array = data_array(short_name, of_year, grid, levels, hourly)
-            write_netcdf(array.to_dataset(), folder / name / f"{name}_{year}_{resolution}.nc", format)
+            write_netcdf(array.to_dataset(), folder / name / f"{name}_{year}_{resolution}.nc")
     if constants:
         write_constants(folder, resolution)
     return folder
@@ -138,71 +137,24 @@ def write_constants(folder: Path, resolution: str = "5.625deg") -> Path:
     return write_netcdf(dataset, folder / "constants" / f"constants_{resolution}.nc")
 
 
-def write_cmip(
-    root: Path,
-    *,
-    periods: Sequence[tuple[str, int]] = (("1850-01-01T06", 12), ("1850-01-04T06", 12)),
-    variables: Sequence[str] = ("z", "t", "u", "v", "q"),
-    levels: Sequence[int] = LEVELS,
-    archive_names: bool = True,
-) -> Path:
-    """Writes `root/5.625deg/<variable>/<variable>_<from>-<to>_5.625deg.nc` and returns that folder.
+def write_cmip(root: Path, periods: Sequence[tuple[str, int]], variables: Sequence[str] = ("z", "t")) -> Path:
+    """Writes `root/5.625deg/<variable>/<variable>_<from>-<to>_5.625deg.nc` with CMIP's names and returns that folder.
 
-    Each period is a first time and a number of 6-hourly times. Levels are in Pa, from the ground up. With
-    `archive_names`, variables are called zg, ta, ... in the archive's units; precipitation is at the middle of its six
-    hours, and radiation at that of three.
+    Each period is a first time and a number of 6-hourly times. Levels are in Pa, from the ground up, heights in m.
     """
     grid, folder = GRIDS["5.625deg"], root / "5.625deg"
     for start, steps in periods:
         for short_name in variables:
-            variable = VARIABLES[short_name]
-            times = times_of_year(0, steps, 6, start)
-            if short_name == "tisr":
-                times = times_of_year(0, 2 * steps, 3, str(times[0] - np.timedelta64(3, "h")))
-            array = data_array(short_name, times, grid, levels)
+            variable, times = VARIABLES[short_name], times_of_year(0, steps, 6, start)
+            array = data_array(short_name, times, grid)
             if variable.has_levels:
                 array = array.isel(level=slice(None, None, -1)).rename(level="plev")
                 array["plev"] = ("plev", array["plev"].values * 100.0, {"units": "Pa"})
-            if archive_names:
-                array = (array / np.float32(variable.cmip_factor)).rename(variable.cmip_name)
-                array.attrs["units"] = variable.cmip_units
-                shift = {"tp": 180, "tisr": 90}.get(short_name, 0)
-                array["time"] = array["time"] - np.timedelta64(shift, "m")
-            ends = "-".join(str(array.time.values[i].astype("datetime64[m]")) for i in (0, -1))
-            digits = "-".join("".join(c for c in end if c.isdigit()) for end in _halves(ends))
-            name = variable.folder
+            if short_name == "z":
+                array = array / np.float32(9.807)
+                array.attrs["units"] = "m"
+            digits = "-".join("".join(c for c in f"{end}00" if c.isdigit()) for end in times[[0, -1]])
             array.time.encoding |= {"units": "days since 1850-01-01", "calendar": "proleptic_gregorian", "dtype": "f8"}
-            write_netcdf(array.to_dataset(), folder / name / f"{name}_{digits}_5.625deg.nc")
+            name = variable.folder
+            write_netcdf(array.to_dataset(name=variable.cmip_name), folder / name / f"{name}_{digits}_5.625deg.nc")
     return folder
-
-
-def _halves(text: str) -> tuple[str, str]:
-    return text[: len(text) // 2], text[len(text) // 2 + 1 :]
-
-
-def weatherbench2_dataset(
-    times: np.ndarray, variables: Sequence[str] = DEFAULT_VARIABLES, levels: Sequence[int] = LEVELS
-) -> xr.Dataset:
-    """A data set with WeatherBench-2's names and order of axes: (time, level, longitude, latitude)."""
-    grid = GRIDS["5.625deg"]
-    arrays = {VARIABLES[name].store_name: data_array(name, times, grid, levels) for name in variables}
-    dataset = xr.Dataset({name: array.drop_attrs(deep=False) for name, array in arrays.items()})
-    for name, source, factor in (("land_sea_mask", "lsm", 1.0), ("geopotential_at_surface", "orography", 9.80665)):
-        dataset[name] = (("lat", "lon"), constant_field(source, grid) * np.float32(factor))
-    dims = [dim for dim in ("time", "level", "lon", "lat") if dim in dataset.dims]
-    return dataset.transpose(*dims).rename(lat="latitude", lon="longitude")
-
-
-def write_weatherbench2(
-    path: Path, dataset: xr.Dataset, *, chunk_steps: int = 4, zarr_format: int = 2, shard_steps: int | None = None
-) -> Path:
-    """Writes a Zarr store whose chunks hold `chunk_steps` times, in shards of `shard_steps` if given."""
-    encoding: dict[str, dict[str, object]] = {}
-    for name, array in dataset.data_vars.items():
-        if "time" in array.dims:
-            rest = array.shape[1:]
-            encoding[str(name)] = {"chunks": (chunk_steps, *rest)}
-            if shard_steps is not None:
-                encoding[str(name)]["shards"] = (shard_steps, *rest)
-    dataset.to_zarr(path, mode="w", zarr_format=zarr_format, encoding=encoding, consolidated=zarr_format == 2)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    return path

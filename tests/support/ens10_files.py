@@ -9,8 +9,8 @@ import eccodes
 import numpy as np
 import xarray as xr
 
-from smoe_paper.atmosphere.axes import Grid
-from smoe_paper.ens10.files import LEAD, check_numbers, check_order, mean_and_spread
+from smoe_paper.atmosphere.fields import Grid
+from smoe_paper.ens10.source import LEAD, mean_and_spread
 from smoe_paper.ens10.variables import (
     NUM_MEMBERS,
     PRESSURE_LEVEL_VARIABLES,
@@ -35,7 +35,6 @@ def write_members(root: Path, level_type: LevelType, start: np.datetime64, grid:
     for variable in _FILES[level_type]:
         levels = LEVELS if level_type == "pl" else (None,)
         fields = np.stack([members(variable.name, level, start) for level in levels], axis=1).astype(np.float32)
-        check_numbers(list(range(1, len(fields) + 1)), f"{variable.name} of {start}")
         dims = ("number", "isobaricInhPa", "latitude", "longitude")
         array = xr.DataArray(fields, dims=dims, attrs={"units": variable.physics.units})
         arrays[variable.grib_name] = array if level_type == "pl" else array.isel(isobaricInhPa=0)
@@ -51,7 +50,6 @@ def write_members(root: Path, level_type: LevelType, start: np.datetime64, grid:
 
 def write_statistics(root: Path, level_type: LevelType, starts: np.ndarray, grid: Grid, members: Members) -> list[Path]:
     """Writes `ENS10_<pl or sfc>_mean.nc` and `_std.nc`."""
-    check_order(starts, "starts")
     shape = (len(starts), len(LEVELS if level_type == "pl" else (None,)), *grid.shape)
     arrays: dict[str, dict[str, np.ndarray]] = {"mean": {}, "std": {}}
     for variable in _FILES[level_type]:

@@ -1,4 +1,4 @@
-"""A weather source whose fields are made up in memory, one random field for each channel and time."""
+"""A weather archive whose fields are made up in memory, one random field for each channel and time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from smoe.training.progress import ProgressBar
-from smoe_paper.atmosphere.axes import Grid
-from smoe_paper.weather.archives import WeatherSource
+from smoe_paper.atmosphere.fields import Grid, years_of
+from smoe_paper.weather.archive import Archive
 
 CONSTANTS = ("lsm", "orography", "lat2d")
 GRID = Grid((-60.0, -20.0, 20.0, 60.0), (0.0, 72.0, 144.0, 216.0, 288.0))
@@ -19,33 +19,31 @@ SCALES = {"z": (5e4, 1e3), "t": (280.0, 10.0), "t2m": (285.0, 12.0), "tisr": (1e
 
 
 @dataclass
-class MemorySource(WeatherSource):
+class MemorySource(Archive):
     """Fields of `days` days from the first of January of each year.
 
     `changes` holds values that replace those of a channel and year, from the first step on; they may be NaN.
     """
 
-    kind: str = "weatherbench"
     all_years: tuple[int, ...] = (2000, 2001, 2002)
     names: tuple[str, ...] = ("z_500", "t_850", "t2m", "tisr", "tp")
     step_hours: int = 6
     days: int = 10
     grid: Grid = GRID
-    notices: list[str] = field(default_factory=list)
     changes: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     num_reads: int = 0
 
     @property
-    def years(self) -> tuple[int, ...]:
-        return self.all_years
+    def years(self) -> list[int]:
+        return list(self.all_years)
 
     @property
-    def channels(self) -> tuple[str, ...]:
-        return self.names
+    def channels(self) -> list[str]:
+        return list(self.names)
 
     @property
-    def constant_names(self) -> tuple[str, ...]:
-        return CONSTANTS
+    def constants(self) -> list[str]:
+        return list(CONSTANTS)
 
     def times(self, year: int) -> np.ndarray:
         first = np.datetime64(f"{year}-01-01", "h")
@@ -54,8 +52,13 @@ class MemorySource(WeatherSource):
         last = first + 24 * self.days if is_last else np.datetime64(f"{year + 1}-01-01", "h")
         return np.arange(first, last, np.timedelta64(self.step_hours, "h"))
 
-    def read(self, channel: str, year: int) -> np.ndarray:
+    def read(self, channel: str, times: np.ndarray) -> np.ndarray:
         self.num_reads += 1
+        years = sorted(set(years_of(times).tolist()))
+        whole = np.concatenate([self.read_year(channel, year) for year in years])
+        return whole[np.searchsorted(np.concatenate([self.times(year) for year in years]), times)]
+
+    def read_year(self, channel: str, year: int) -> np.ndarray:
         rng = np.random.default_rng((zlib.crc32(channel.encode()), year))
         noise = rng.standard_normal((len(self.times(year)), *self.grid.shape))
         mean, std = SCALES.get(channel.partition("_")[0], (0.0, 1.0))
@@ -73,11 +76,8 @@ class MemorySource(WeatherSource):
         values = rng.random(self.grid.shape)
         return (values > 0.5 if name == "lsm" else 1e3 * values).astype(np.float32)
 
-    def check(self, channels: Iterable[str], years: Iterable[int]) -> None:
+    def check(self, channels: Iterable[str], year: int) -> None:
         """Nothing can be missing."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class Silent(ProgressBar):
@@ -87,19 +87,18 @@ class Silent(ProgressBar):
         super().__init__(is_quiet=True)
         self.lines: list[str] = []
         self.steps: list[str] = []
-        self.total = 0
 
     def notify(self, text: str) -> None:
         self.lines.append(text)
 
     def begin(self, total: int, done: int, text: str = "") -> None:
-        self.total = total - done
+        """Nothing is shown."""
 
     def advance(self, text: str | None = None) -> None:
         self.steps.append(text or "")
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """All files of a store but its lock, to compare two stores byte by byte."""
-    files = (file for file in path.rglob("*") if file.is_file() and file.name != ".lock")
+    """All files of a store but hidden ones, to compare two stores byte by byte."""
+    files = (file for file in path.rglob("*") if file.is_file() and file.name[0] != ".")
     return {str(file.relative_to(path)): file.read_bytes() for file in files}

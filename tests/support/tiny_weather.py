@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_source import CONSTANTS, MemorySource, Silent
-from smoe_paper.atmosphere.axes import Grid
+from smoe_paper.atmosphere.fields import Grid
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
 from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe, WeatherViTModel

@@ -16,9 +16,7 @@ COMMANDS = {
             "smoe train --resume runs/first",
         ),
     ),
-    "evaluate": Command(
-        f"{_CLI}.runs:run_evaluate", "score a trained run, or forecasts of other origin", ("smoe evaluate runs/first",)
-    ),
+    "evaluate": Command(f"{_CLI}.runs:run_evaluate", "score a trained run", ("smoe evaluate runs/first",)),
     # In place of those of smoe, which know fitted models only.
     "show": Command(f"{_CLI}.runs:run_show", "draw what a run or a fitted model learned", ("smoe show runs/first",)),
     "report": Command(

@@ -25,10 +25,14 @@ def test_prepare(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (
         "population standard deviation of 5 members, normalised by statistics of the training years 1998" in output.out
     )
-    assert "members: kept, all 10; extreme forecast index: computed for 1999 to 1999" in output.out
-    assert "9 forecasts, t850, 5 members; the store takes 0.2 MB" in output.err
+    assert "members: all 10; extreme forecast index: computed for the years after 1998" in output.out
+    assert "9 forecasts, t850, 5 members; the store takes" in output.err
     assert EnsembleStore.open(tmp_path).task == "t850"
-    assert main(command) == 0 and "nothing to do" in capsys.readouterr().err
+    assert main(command) == 0
+    again = capsys.readouterr()
+    assert "nothing to do" in again.err
+    assert main(["data", "check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == again.out + "every byte is as it was written\n"
 
 
 def test_check(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +53,7 @@ def test_check(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["--task", "t80"], 2, "did you mean"),
         (["--task", "t850", "--members", "9"], 2, "9"),
-        (["--task", "t2m"], 1, "holds no forecasts for t2m"),
+        (["--task", "t2m"], 1, "has no ENS10_sfc"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(

@@ -18,8 +18,9 @@ from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import EnsembleData
 from smoe_paper.ens10.scores import NUM_PARTS, verify
-from smoe_paper.ens10.sources import open_ens10
+from smoe_paper.ens10.source import open_ens10
 from smoe_paper.ens10.store import EnsembleStore
+from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.runs import open_run, train
 
 
@@ -31,8 +32,8 @@ def quietly(_: str) -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     root = write_ens10(folder / "files", "t850")
-    with open_ens10(root, "t850", 10) as source:
-        prepare(source, root, folder / "store", Preparation(train_years=(1998, 1998)), Silent())
+    source = open_ens10(root, TASKS["t850"], 10)
+    prepare(source, root, folder / "store", Preparation(train_years=(1998, 1998)), Silent())
     data = EnsembleData(folder / "store", (1998, 1998), (1999, 1999), (2000, 2000))
     train("ens10/unet", tiny_recipe("ens10/unet", data=data), folder / "run", notify=quietly)
     return folder / "run"
@@ -83,20 +84,3 @@ def test_evaluate_stands_beside_the_raw_ensemble_and_the_paper(
     assert scores["efi_dates"][:2] == ["5", "5"]
     # Only the members have ranks.
     assert len(scores["rank_10"]) == 1
-
-
-def test_an_ensemble_without_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = run.parent / "store"
-    assert main(["evaluate", "ens10", "--ensemble", str(store), "--years", "2000", "2000"]) == 0
-    text = capsys.readouterr().out
-    assert "store, 2000-2000: t850 from 10 members" in text
-    assert "fair_ensemble_crps" in text
-    for wrong, says in (
-        (["ens10", "--ensemble", str(store), "--forecasts", "x.nc"], "Unrecognized options: --forecasts"),
-        ([str(run), "--years", "2000", "2000"], "Unrecognized options: --years"),
-        (["ens10", "--years", "2000", "2000"], "--ensemble"),
-        (["ens10", "--ensemble", str(run.parent / "files")], "there is no ensemble store"),
-        (["ens10", "--ensemble", str(store), "--years", "2010", "2011"], "hold no forecast"),
-    ):
-        assert main(["evaluate", *wrong]) != 0
-        assert says in capsys.readouterr().err

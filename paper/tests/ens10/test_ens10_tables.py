@@ -15,8 +15,9 @@ from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import EnsembleData, EnsembleRecipe
 from smoe_paper.ens10.scores import store_references
-from smoe_paper.ens10.sources import open_ens10
+from smoe_paper.ens10.source import open_ens10
 from smoe_paper.ens10.tables import ENS10_TABLES, store_folder
+from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.reproduction import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Scale, markdown
@@ -29,8 +30,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of stores with one in it, T850 of ten members."""
     folder = tmp_path_factory.mktemp("stores")
     root = write_ens10(tmp_path_factory.mktemp("files"), "t850")
-    with open_ens10(root, "t850", 10) as source:
-        prepare(source, root, folder / "t850-10", Preparation(train_years=(1998, 1998)), Silent())
+    source = open_ens10(root, TASKS["t850"], 10)
+    prepare(source, root, folder / "t850-10", Preparation(train_years=(1998, 1998)), Silent())
     return folder
 
 

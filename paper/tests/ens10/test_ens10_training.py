@@ -22,7 +22,8 @@ from smoe_paper.ens10.model import build_dry_task, build_task, make_split, make_
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
 from smoe_paper.ens10.scores import score_map, score_raw_ensemble
-from smoe_paper.ens10.sources import open_ens10
+from smoe_paper.ens10.source import open_ens10
+from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.losses import GaussianCRPSLoss
@@ -57,8 +58,8 @@ def test_every_recipe_trains_and_is_scored(name: str, tmp_path: Path) -> None:
 
 def test_a_run_on_a_prepared_store_is_opened_again(tmp_path: Path) -> None:
     root = write_ens10(tmp_path / "files", "t850")
-    with open_ens10(root, "t850", 5) as source:
-        prepare(source, root, tmp_path / "store", Preparation(train_years=(1998, 1998)), Silent())
+    source = open_ens10(root, TASKS["t850"], 5)
+    prepare(source, root, tmp_path / "store", Preparation(train_years=(1998, 1998)), Silent())
     data = EnsembleData(tmp_path / "store", (1998, 1998), (1999, 1999), (2000, 2000))
     recipe = tiny_recipe("ens10/smoe", data=data)
     record = train("ens10/smoe", recipe, tmp_path / "run", notify=quietly)

@@ -17,9 +17,8 @@ from memory_source import Silent, contents
 from smoe.errors import DataError
 from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
-from smoe_paper.ens10.samples import EnsembleSamples
-from smoe_paper.ens10.sources import open_ens10
-from smoe_paper.ens10.store import EnsembleStore
+from smoe_paper.ens10.source import open_ens10
+from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 from smoe_paper.ens10.variables import TASKS
 
 TRAIN = (1998, 1999)
@@ -30,8 +29,8 @@ def make_store(
     root: Path, output: Path, task: str, members: int, listener: Silent | None = None, **options
 ) -> EnsembleStore:
     wanted = Preparation(**{"train_years": TRAIN, **options})
-    with open_ens10(root, task, members) as source:  # pyright: ignore[reportArgumentType]
-        return prepare(source, root, output, wanted, listener or Silent())
+    source = open_ens10(root, TASKS[task], members)  # pyright: ignore[reportArgumentType]
+    return prepare(source, root, output, wanted, listener or Silent())
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +74,17 @@ def assert_equals_definition(store: EnsembleStore, task: str, num_members: int, 
     np.testing.assert_allclose(store.members, members, rtol=1e-6)
 
 
-def test_preprocessed_files_with_members(store: EnsembleStore) -> None:
+def test_members(store: EnsembleStore) -> None:
     assert_equals_definition(store, "z500", 10)
     assert store.grid == GRID and store.grid.latitude[0] == 90.0
     assert store.channels[:4] == ("Z_mean", "Z_std", "T_mean", "T_std") and len(store.channels) == 14
-    assert store.kind == "preprocessed" and store.plan.efi == "computed"
-    assert len(list(store.verify())) == 5
+    assert store.plan.efi == "computed"
+    store.verify()
 
 
 def test_the_first_five_members_and_an_index_of_all_ten(root: Path, store: EnsembleStore, tmp_path: Path) -> None:
     five = make_store(root, tmp_path, "z500", 5)
-    assert five.num_members == 5 and five.kind == "members"
+    assert five.num_members == 5
     assert_equals_definition(five, "z500", 5)
     assert store.efi is not None and five.efi is not None
     np.testing.assert_array_equal(np.asarray(five.efi), np.asarray(store.efi))
@@ -106,8 +105,8 @@ def test_surface_fields_without_sea_over_land_and_without_members(tmp_path: Path
     expected = (fields - training.mean(axis=0)) / (training.std(axis=0) + 0.1)
     assert np.isnan(expected).any()
     np.testing.assert_allclose(inputs, np.nan_to_num(expected), atol=2e-3)
-    with pytest.raises(DataError, match="--members 5 needs the members themselves"):
-        open_ens10(root, "t2m", 5)
+    with pytest.raises(DataError, match="has no members, of which --members 5 needs"):
+        open_ens10(root, TASKS["t2m"], 5)
     with pytest.raises(DataError, match="holds no members"):
         EnsembleSamples(store, TRAIN, inputs="members")
 
@@ -132,15 +131,12 @@ def test_grib_of_one_date_at_the_surface(tmp_path: Path) -> None:
     root = write_ens10(tmp_path / "root", "t2m", starts=starts, members=False)
     for start in starts:
         write_grib(root / "ensemble" / f"output.sfc.{str(start).replace('-', '')}.grib", "sfc", starts[starts == start])
-    # The mean over members agrees with the preprocessed files, or this would be refused.
     store = make_store(root, tmp_path / "store", "t2m", 10)
     assert_equals_definition(store, "t2m", 10, starts)
 
 
-def test_the_released_normalisation_is_of_all_dates_and_said(root: Path, tmp_path: Path) -> None:
-    listener = Silent()
-    store = make_store(root, tmp_path, "z500", 10, listener, normalisation="released")
-    assert any("test years included" in text for text in listener.lines)
+def test_the_released_normalisation_is_of_all_dates(root: Path, tmp_path: Path) -> None:
+    store = make_store(root, tmp_path, "z500", 10, normalisation="released")
     fields = channel_fields("z500", 10)
     np.testing.assert_allclose(inputs_of(store), (fields - fields.mean(axis=0)) / (fields.std(axis=0) + 0.1), atol=2e-3)
 
@@ -156,7 +152,6 @@ def test_the_index_of_the_release(tmp_path: Path) -> None:
     assert store.plan.efi == "file"
     np.testing.assert_array_equal(np.asarray(store.efi)[1:3], values)
     assert np.isnan(np.asarray(store.efi)[[0, 3]]).all()
-    assert make_store(root, tmp_path / "none", "t850", 10, efi="none").efi is None
 
 
 def test_a_stopped_preparation_goes_on_to_the_same_bytes(root: Path, store: EnsembleStore, tmp_path: Path) -> None:
@@ -170,14 +165,13 @@ def test_a_stopped_preparation_goes_on_to_the_same_bytes(root: Path, store: Ense
         make_store(root, tmp_path, "z500", 10, Stopping())
     with pytest.raises(DataError, match="is not finished"):
         EnsembleStore.open(tmp_path)
-    with pytest.raises(DataError, match="the beginning of another preparation, which differs in num_members"):
+    with pytest.raises(DataError, match="holds another store, which differs in num_members"):
         make_store(root, tmp_path, "z500", 5)
     # A chunk that a crash of the system left incomplete is written again.
     torn = tmp_path / "truth" / "c" / "2" / "0" / "0"
     torn.write_bytes(torn.read_bytes()[:100])
     listener = Silent()
     make_store(root, tmp_path, "z500", 10, listener)
-    assert "resuming: 6 of 18 forecasts are written" in listener.lines
     assert sum(step.startswith("reading") for step in listener.steps) == 12
     assert contents(tmp_path) == contents(store.path)
     make_store(root, tmp_path, "z500", 10, listener)
@@ -187,7 +181,7 @@ def test_a_stopped_preparation_goes_on_to_the_same_bytes(root: Path, store: Ense
 def test_samples(store: EnsembleStore) -> None:
     samples = EnsembleSamples(store, TRAIN)
     # The forecast of 31 December 1999 is for 2000.
-    assert len(samples) == 11 and str(samples.date(5)) == "1998-12-31" and str(samples.date(10)) == "1999-01-15"
+    assert len(samples) == 11
     input, target = samples[3]
     np.testing.assert_array_equal(input, store.inputs[3])
     assert store.efi is not None
@@ -204,19 +198,3 @@ def test_samples(store: EnsembleStore) -> None:
     with_efi = EnsembleSamples(store, (2000, 2001))
     known = [not target[3].isnan().any() for _, target in (with_efi[index] for index in range(len(with_efi)))]
     assert sum(known) == 5 == len(known) - with_efi.num_without_efi
-    with pytest.raises(IndexError, match=r"index must be in \[0, 10\], got 11"):
-        samples[11]
-    with pytest.raises(DataError, match="the years 2010 to 2011 hold no forecast"):
-        EnsembleSamples(store, (2010, 2011))
-
-
-def test_a_changed_byte_is_found(store: EnsembleStore, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(store.path, tmp_path / "copy"))
-    chunk = copy / "truth" / "c" / "1" / "0" / "0"
-    content = chunk.read_bytes()
-    chunk.write_bytes(b"\x01\x02" + content[2:])
-    with pytest.raises(DataError, match=r"truth/c/1/0/0 is not as it was written"):
-        list(EnsembleStore.open(copy).verify())
-    chunk.write_bytes(content[1:])
-    with pytest.raises(DataError, match=r"truth/c/1/0/0 has 579 bytes, but 580 are needed"):
-        EnsembleStore.open(copy)

@@ -20,7 +20,8 @@ from smoe.training.run_directory import RunError
 from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
-from smoe_paper.ens10.sources import open_ens10
+from smoe_paper.ens10.source import open_ens10
+from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.experiment import EXPERIMENTS
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.runs import load, train
@@ -45,8 +46,8 @@ def weather(folder: Path) -> tuple[str, Recipe]:
 
 def ens10(folder: Path) -> tuple[str, Recipe]:
     root = write_ens10(folder / "files", "t850")
-    with open_ens10(root, "t850", 5) as source:
-        prepare(source, root, folder / "store", Preparation(train_years=(1998, 1998)), Silent())
+    source = open_ens10(root, TASKS["t850"], 5)
+    prepare(source, root, folder / "store", Preparation(train_years=(1998, 1998)), Silent())
     recipe = ENSEMBLE_RECIPES["ens10/smoe"]
     return "ens10/smoe", replace(
         recipe,

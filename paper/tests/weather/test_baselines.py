@@ -23,7 +23,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> WeatherStore:
 def source_fields(years: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Times and physical fields `(T, C, H, W)` of the source, not of the store."""
     times = np.concatenate([SOURCE.times(year) for year in years])
-    fields = np.stack([np.concatenate([SOURCE.read(name, year) for year in years]) for name in CHANNELS], axis=1)
+    fields = np.stack([np.concatenate([SOURCE.read_year(name, year) for year in years]) for name in CHANNELS], axis=1)
     return times, fields.astype(np.float64)
 
 

@@ -1,14 +1,11 @@
-"""Stores made from fields in memory: their values, resuming, adding years, missing values, refusals."""
+"""Stores made from fields in memory and from files: their values, resuming, missing values, refusals."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,21 +16,33 @@ import torch
 import zarr
 
 from memory_source import CONSTANTS, MemorySource, Silent, contents
+from smoe.cli.main import main
 from smoe.errors import DataError
-from smoe_paper.atmosphere.axes import Grid
+from smoe_paper.atmosphere import store as stores
+from smoe_paper.atmosphere.fields import GRIDS
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
 from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.store import NaNPolicy, WeatherStore
+from weather_files import constant_field, hourly_precipitation, times_of_year, weather_field, write_weatherbench
 
 SOURCE = MemorySource()
+YEARS = (2000, 2001, 2002)
 WANTED = Preparation((2000, 2002), (2000, 2001), SOURCE.names, CONSTANTS)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven blocks: the last is not full."""
+    monkeypatch.setattr(stores, "_CHUNK_BYTES", 4 * 5 * 20 * 500)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "whole"
-    prepare(SOURCE, path, WANTED, Silent())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stores, "_CHUNK_BYTES", 4 * 5 * 20 * 500)
+        prepare(SOURCE, path, WANTED, Silent())
     return path
 
 
@@ -42,39 +51,44 @@ def copy(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "copy"))
 
 
-def transformed(channel: str, years: tuple[int, ...]) -> np.ndarray:
-    values = np.concatenate([SOURCE.read(channel, year) for year in years]).astype(np.float64)
+def physical(channel: str, years: tuple[int, ...] = YEARS, source: MemorySource = SOURCE) -> np.ndarray:
+    return np.concatenate([source.read_year(channel, year) for year in years])
+
+
+def transformed(channel: str, years: tuple[int, ...] = YEARS) -> np.ndarray:
+    values = physical(channel, years).astype(np.float64)
     return np.log(values + 0.001) - np.log(0.001) if channel == "tp" else values
 
 
 def test_fields_are_normalised_by_the_training_years_and_go_back_to_physical_units(whole: Path) -> None:
     store = WeatherStore.open(whole)
-    assert store.statistics_years == (2000, 2001)
-    assert store.fields.shape == (len(store.times), 5, 4, 5)
-    np.testing.assert_array_equal(store.times, np.concatenate([SOURCE.times(year) for year in (2000, 2001, 2002)]))
+    assert store.statistics_years == (2000, 2001) and store.years() == [2000, 2001, 2002]
+    np.testing.assert_array_equal(store.times, np.concatenate([SOURCE.times(year) for year in YEARS]))
     for index, channel in enumerate(store.channels):
         training = transformed(channel, (2000, 2001))
         assert store.mean[index] == pytest.approx(0.0 if channel == "tp" else training.mean(), rel=1e-12, abs=1e-12)
         assert store.std[index] == pytest.approx(training.std(), rel=1e-10)
         fields = np.asarray(store.fields)[:, index]
-        normalised = (transformed(channel, (2000, 2001, 2002)) - store.mean[index]) / store.std[index]
-        np.testing.assert_array_equal(fields, normalised.astype(np.float32))
-        physical = np.concatenate([SOURCE.read(channel, year) for year in (2000, 2001, 2002)])
-        scale = np.abs(physical).max()
-        np.testing.assert_allclose(store.to_physical(channel, fields), physical, atol=1e-6 * scale)
+        np.testing.assert_array_equal(
+            fields, ((transformed(channel) - store.mean[index]) / store.std[index]).astype(np.float32)
+        )
+        scale = np.abs(physical(channel)).max()
+        np.testing.assert_allclose(store.to_physical(channel, fields), physical(channel), atol=1e-6 * scale)
         np.testing.assert_allclose(
-            store.to_physical(channel, torch.tensor(fields[:9])).numpy(), physical[:9], atol=1e-6 * scale
+            store.to_physical(channel, torch.tensor(fields[:9])).numpy(), physical(channel)[:9], atol=1e-6 * scale
         )
     # No rain is 0, in both units.
-    index = store.channels.index("tp")
-    assert np.asarray(store.fields)[:, index].min() == 0 and store.to_physical("tp", np.zeros(1, np.float32))[0] == 0
+    assert np.asarray(store.fields)[:, store.channels.index("tp")].min() == 0
+    assert store.to_physical("tp", np.zeros(1, np.float32))[0] == 0
 
 
-def test_zarr_reads_what_is_mapped(whole: Path) -> None:
+def test_zarr_reads_what_is_mapped_and_a_store_is_sent_as_a_path(whole: Path) -> None:
     store, group = WeatherStore.open(whole), zarr.open_group(whole, mode="r")
-    years = [np.asarray(group[f"fields/{year}"]) for year in (2000, 2001, 2002)]
-    np.testing.assert_array_equal(np.concatenate(years), np.asarray(store.fields))
+    np.testing.assert_array_equal(np.asarray(group["fields"]), np.asarray(store.fields))
     np.testing.assert_array_equal(np.asarray(group["constants"]), store.raw_constants)
+    content = pickle.dumps(store)
+    assert len(content) < 5_000
+    np.testing.assert_array_equal(pickle.loads(content).fields[7], store.fields[7])
 
 
 def test_constants(whole: Path, tmp_path: Path) -> None:
@@ -88,77 +102,40 @@ def test_constants(whole: Path, tmp_path: Path) -> None:
     assert prepare(SOURCE, tmp_path, replace(WANTED, constants=()), Silent()).constants.shape == (0, 4, 5)
 
 
-def test_preparing_needs_no_torch_and_a_store_is_sent_as_a_path(whole: Path) -> None:
-    program = "import sys, smoe_paper.weather.prepare; assert not {'torch', 'xarray', 'zarr'} & set(sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    store = WeatherStore.open(whole)
-    content = pickle.dumps(store)
-    assert len(content) < store.num_bytes / 20
-    np.testing.assert_array_equal(pickle.loads(content).fields[7], store.fields[7])
+CHUNK = "fields/c/1/0/0/0"
 
 
-def test_a_flipped_byte_is_found(copy: Path) -> None:
-    checksum = WeatherStore.open(copy).checksum
-    assert list(WeatherStore.open(copy).verify()) == [2000, 2001, 2002]
-    (chunk,) = (copy / "fields" / "2001" / "c").rglob("0/0/0/0")
-    content = bytearray(chunk.read_bytes())
+def flip(path: Path) -> None:
+    content = bytearray((path / CHUNK).read_bytes())
     content[11] ^= 1
-    chunk.write_bytes(content)
-    with pytest.raises(DataError, match=r"fields/2001/c/0/0/0/0 is not as it was written"):
-        list(WeatherStore.open(copy).verify())
-    content[-1] ^= 1
-    chunk.write_bytes(content)
-    assert WeatherStore.open(copy).checksum != checksum
-
-
-def cut(name: str, num_bytes: int) -> Callable[[Path], object]:
-    return lambda path: (path / name).write_bytes((path / name).read_bytes()[:num_bytes])
+    (path / CHUNK).write_bytes(content)
 
 
 def edit(text: str, other: str, name: str = "zarr.json") -> Callable[[Path], object]:
-    def apply(path: Path) -> None:
-        content = (path / name).read_text()
-        assert text in content
-        (path / name).write_text(content.replace(text, other))
-
-    return apply
-
-
-def without_mean(path: Path) -> None:
-    from smoe_paper.atmosphere.store import checksum
-
-    whole = json.loads((path / "zarr.json").read_text())
-    del whole["attributes"]["content"]["finished"]["mean"]
-    whole["attributes"]["checksum"] = checksum(whole["attributes"]["content"])
-    (path / "zarr.json").write_text(json.dumps(whole))
-
-
-CHUNK = "fields/2001/c/0/0/0/0"
+    return lambda path: (path / name).write_text((path / name).read_text().replace(text, other))
 
 
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (shutil.rmtree, "there is no weather store in"),
-        (cut(CHUNK, -1), "has 584,003 bytes, but 584,004 are needed"),
-        (lambda path: (path / CHUNK).unlink(), f"{CHUNK} is missing, but 584,004 are needed"),
-        (lambda path: shutil.rmtree(path / "fields" / "2001"), "fields/2001 is missing or damaged"),
-        (edit('"little"', '"big"', "fields/2001/zarr.json"), "is no array of plain float32 rows"),
-        (edit("1460", "999999", "fields/2001/zarr.json"), "bytes, but"),
-        (lambda path: (path / "constants/c/0/0/0").write_bytes(b"\1" * 244), "is not as it was written"),
-        (lambda path: (path / "zarr.json").write_text("{}"), "is not a smoe weather store"),
+        (shutil.rmtree, "there is no smoe weather store in"),
+        (lambda path: (path / CHUNK).write_bytes((path / CHUNK).read_bytes()[:-1]), "lacks the rows 500 to 999"),
+        (lambda path: (path / CHUNK).unlink(), "lacks the rows 500 to 999"),
+        (lambda path: shutil.rmtree(path / "fields"), "fields is missing or damaged"),
+        (lambda path: shutil.rmtree(path / "time"), "time is missing or damaged"),
+        (edit("crc32c", "gzip", "fields/zarr.json"), "fields"),
+        (edit("2964", "2963", "fields/zarr.json"), "is of (2963, 5, 4, 5), expected (2964, 5, 4, 5)"),
+        (lambda path: (path / "zarr.json").write_text("{"), "is damaged"),
         (edit("smoe weather store", "smoe ensemble store"), "is not a smoe weather store"),
-        (edit('"version": 2', '"version": 9'), "has version 9 of the format, expected 2"),
-        (edit("t_850", "t_500"), "was edited or damaged: its checksum does not fit"),
-        (without_mean, "does not hold what version 2 holds"),
+        (edit('"step_hours"', '"step"'), "is damaged"),
+        (flip, "fields is not as it was written from row 500 on"),
     ],
 )
 def test_a_store_that_is_not_whole_is_refused(copy: Path, damage: Callable[[Path], object], text: str) -> None:
-    WeatherStore.open(copy)
+    WeatherStore.open(copy).verify()
     damage(copy)
     with pytest.raises(DataError) as caught:
-        WeatherStore.open(copy)
+        WeatherStore.open(copy).verify()
     assert text in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -168,75 +145,40 @@ class KilledSource(MemorySource):
 
     last_read: int = 0
 
-    def read(self, channel: str, year: int) -> np.ndarray:
-        values = super().read(channel, year)
+    def read(self, channel: str, times: np.ndarray) -> np.ndarray:
+        values = super().read(channel, times)
         if self.num_reads == self.last_read:
             os.kill(os.getpid(), signal.SIGKILL)
         return values
 
 
-def killed(path: Path, last_read: int, wanted: Preparation = WANTED, other: WeatherStore | None = None) -> None:
+# A store takes 2 reads for the beginning of tp and tisr, twice, 30 for the statistics in six blocks, 30 to be written.
+@pytest.mark.parametrize("last_read", [1, 20, 36, 55])
+def test_a_killed_preparation_goes_on_to_the_same_bytes(tmp_path: Path, whole: Path, last_read: int) -> None:
+    path = tmp_path / "store"
     process = os.fork()
     if process == 0:
         try:
-            prepare(KilledSource(last_read=last_read), path, wanted, Silent(), other)
+            prepare(KilledSource(last_read=last_read), path, WANTED, Silent())
         finally:
             os._exit(1)
-    _, status = os.waitpid(process, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-# A store takes 2 reads for the beginning of tp and tisr, 10 for the statistics of 2000 and 2001, 15 to be written.
-@pytest.mark.parametrize("last_read", [1, 8, 13, 18, 27])
-def test_a_killed_preparation_goes_on_to_the_same_bytes(tmp_path: Path, whole: Path, last_read: int) -> None:
-    path = tmp_path / "store"
-    killed(path, last_read)
-    with pytest.raises(DataError, match=r"is not finished|there is no weather store"):
+    assert os.WIFSIGNALED(os.waitpid(process, 0)[1])
+    with pytest.raises(DataError, match=r"is not finished|there is no smoe weather store"):
         WeatherStore.open(path)
-    reporter, source = Silent(), MemorySource()
-    prepare(source, path, WANTED, reporter)
+    source = MemorySource()
+    prepare(source, path, WANTED, Silent())
     assert contents(path) == contents(whole)
-    # Whole years are not read again.
-    done = max(0, (last_read - 3) // 5)
-    assert len(reporter.steps) == reporter.total == source.num_reads - 2 == 25 - 5 * done
+    # Neither statistics that are known nor whole blocks are read again.
+    assert source.num_reads == {1: 64, 20: 64, 36: 32, 55: 12}[last_read]
 
 
-def test_later_years_are_added(tmp_path: Path, whole: Path) -> None:
-    path = tmp_path / "store"
-    prepare(SOURCE, path, replace(WANTED, years=(2000, 2001)), Silent())
-    killed(path, 3, replace(WANTED, statistics_years=None))
-    # While years are added, and after a kill, the store is what it was.
-    assert WeatherStore.open(path).years() == (2000, 2001)
-    reporter = Silent()
-    store = prepare(SOURCE, path, WANTED, reporter)
-    assert contents(path) == contents(whole)
-    assert len(reporter.steps) == 5 and store.years() == (2000, 2001, 2002)
-    again = Silent()
-    prepare(SOURCE, path, WANTED, again)
-    assert again.steps == [] and "holds these years already" in again.lines[-1]
-    # A year may be missing in between.
-    gap = MemorySource(all_years=(2000, 2001, 2002, 2004))
-    store = prepare(gap, path, replace(WANTED, years=(2004, 2004), statistics_years=None), Silent())
-    assert store.years()[-1] == 2004 and store.times[2964] == np.datetime64("2004-01-01T00")
-
-
-def test_a_preparation_goes_on_with_the_same_options_only(tmp_path: Path, whole: Path) -> None:
-    path = tmp_path / "store"
-    killed(path, 12, replace(WANTED, statistics_years=None), WeatherStore.open(whole))
-    with pytest.raises(DataError, match=r"another preparation, which differs in statistics_from: run that one"):
-        prepare(SOURCE, path, WANTED, Silent())
-    # Other years have the same fields.
-    fewer = replace(WANTED, years=(2002, 2002), statistics_years=None)
-    assert prepare(SOURCE, path, fewer, Silent(), WeatherStore.open(whole)).years() == (2002,)
-
-
-def test_other_files_are_left_alone_and_two_processes_do_not_write_one_store(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("all of it")
-    with pytest.raises(DataError, match=r"holds other files, such as thesis\.tex: choose an empty folder"):
-        prepare(SOURCE, tmp_path, WANTED, Silent())
-    with pytest.raises(DataError, match=r"thesis\.tex is a file: choose a folder"):
-        prepare(SOURCE, tmp_path / "thesis.tex", WANTED, Silent())
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+def test_a_finished_store_is_left_alone_and_one_writer_is_let_in(copy: Path, whole: Path, tmp_path: Path) -> None:
+    listener = Silent()
+    prepare(MemorySource(), copy, WANTED, listener)
+    assert "nothing to do" in listener.lines[-1] and contents(copy) == contents(whole)
+    for changed, text in (({"channels": SOURCE.names[:2]}, "channels"), ({"on_nan": "zero"}, "on_nan")):
+        with pytest.raises(DataError, match=f"holds another store, which differs in {text}"):
+            prepare(SOURCE, copy, replace(WANTED, **changed), Silent())
 
     class Meddling(Silent):
         def advance(self, text: str | None = None) -> None:
@@ -245,31 +187,11 @@ def test_other_files_are_left_alone_and_two_processes_do_not_write_one_store(tmp
                 with pytest.raises(DataError, match="another process is preparing"):
                     prepare(SOURCE, tmp_path / "store", WANTED, Silent())
 
-    assert len(prepare(SOURCE, tmp_path / "store", WANTED, Meddling()).times) == 2964
-
-
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"channels": SOURCE.names[:2]}, "was prepared with --channels z_500 t_850 t2m tisr tp, not z_500 t_850"),
-        ({"constants": ("lsm",)}, "was prepared with --constants lsm orography lat2d, not lsm"),
-        ({"step_hours": 12}, "was prepared with --step-hours 6, not 12"),
-        ({"on_nan": "zero"}, "was prepared with --on-nan refuse, not zero"),
-        ({"statistics_years": (2000, 2000)}, "are of 2000 to 2001, not of --statistics-years 2000 2000"),
-        ({"years": (1999, 2002)}, "ends with 2002, and only later years can be added, not 1999"),
-    ],
-)
-def test_years_are_added_with_the_same_options_only(
-    copy: Path, whole: Path, changed: dict[str, object], text: str
-) -> None:
-    wanted = replace(WANTED, **{"years": (2000, 2003), **changed})  # type: ignore[arg-type]
-    with pytest.raises(DataError) as caught:
-        prepare(MemorySource(all_years=(1999, 2000, 2001, 2002, 2003)), copy, wanted, Silent())
-    assert text in str(caught.value)
-    other = MemorySource(all_years=(2003,), grid=Grid((-45.0, -15.0, 15.0, 45.0), (0.0, 72.0, 144.0, 216.0, 288.0)))
-    with pytest.raises(DataError, match=r"has a grid of \(4, 5\), the data one of \(4, 5\) or with other coordinates"):
-        prepare(other, copy, replace(WANTED, years=(2003, 2003)), Silent())
-    assert contents(copy) == contents(whole)
+    prepare(SOURCE, tmp_path / "store", WANTED, Meddling())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    with pytest.raises(DataError, match=r"holds other files, such as notes.txt"):
+        prepare(SOURCE, tmp_path / "other", WANTED, Silent())
 
 
 @pytest.mark.parametrize(
@@ -278,11 +200,10 @@ def test_years_are_added_with_the_same_options_only(
         ({"years": (1979, 2018)}, "the data lack 1979-1999, 2003-2018, which --years or --statistics-years ask for"),
         ({"years": (2002, 2000)}, "--years goes from the first to the last year, got 2002 2000"),
         ({"statistics_years": None}, "the data lack 1979-1999, 2003-2015, which --years or --statistics-years ask for"),
-        ({"channels": ("z_500", "q_50")}, "the data lack the channels q_50; there are z_500, t_850, t2m, tisr, tp"),
-        ({"channels": ("z_500", "zz_500")}, "no weather channel is named 'zz_500'"),
-        ({"channels": ("z_500", "z_500")}, "--channels names z_500 more than once"),
-        ({"channels": ()}, "--channels must name at least one channel"),
-        ({"constants": ("lsm", "slt")}, "the data lack the constants slt; there are lsm, orography, lat2d"),
+        ({"channels": ("z_500", "q_50")}, "must name some of z_500, t_850, t2m, tisr, tp, each once; got q_50"),
+        ({"channels": ("z_500", "z_500")}, "each once; got z_500, z_500"),
+        ({"channels": ()}, "each once; got none"),
+        ({"constants": ("lsm", "slt")}, "--constants must name some of lsm, orography, lat2d, each once; got slt"),
         ({"step_hours": 3}, "--step-hours 3 must divide 24 and be a multiple of the 6 hours"),
     ],
 )
@@ -292,25 +213,14 @@ def test_what_is_not_there_is_refused_before_anything_is_read(
     source = MemorySource()
     with pytest.raises(DataError) as caught:
         prepare(source, tmp_path / "store", replace(WANTED, **changed), Silent())  # type: ignore[arg-type]
-    assert text in str(caught.value)
-    assert source.num_reads == 0
+    assert text in str(caught.value) and source.num_reads == 0
 
 
-def test_a_disk_that_is_too_small(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1_180_000)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: usage)
-        with pytest.raises(DataError, match=r"the store takes .* has 1.2 MB free: choose another disk, fewer --years"):
-            prepare(MemorySource(), tmp_path / "store", WANTED, Silent())
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        with pytest.raises(OSError, match="No space left on device"):
-            prepare(SOURCE, tmp_path / "store", WANTED, Silent())
-    reporter = Silent()
-    prepare(SOURCE, tmp_path / "store", WANTED, reporter)
-    assert reporter.lines[:2] == ["2002 has 40 of its 1,460 times", reporter.lines[1]]
-    assert reporter.lines[1].startswith("2,964 steps of 5 channels in 3 years; the store takes 1.2 MB")
-    assert contents(tmp_path / "store") == contents(whole)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(DataError, match=r"the store takes 0.00119 GB \(0.00118 GB are free\): choose another disk"):
+        prepare(MemorySource(), tmp_path / "store", WANTED, Silent())
 
 
 def test_every_sixth_hour_of_hourly_data(tmp_path: Path) -> None:
@@ -320,15 +230,15 @@ def test_every_sixth_hour_of_hourly_data(tmp_path: Path) -> None:
     source.changes["tp", 2000] = np.full((12, 4, 5), np.nan)
     wanted = Preparation((2000, 2000), (2000, 2000), source.names, CONSTANTS)
     hourly = prepare(source, tmp_path / "hourly", wanted, Silent())
-    assert hourly.times[0] == np.datetime64("2000-01-01T12") and hourly.stored_years[0].num_dropped == 12
+    assert hourly.times[0] == np.datetime64("2000-01-01T12") and "12 steps are left out" in hourly.describe()
     assert np.isfinite(np.asarray(hourly.fields)).all()
-    assert "2000: 12 steps left out at the beginning" in hourly.describe()
     six = prepare(source, tmp_path / "six", replace(wanted, step_hours=6), Silent())
     assert six.step_hours == 6 and six.times[0] == np.datetime64("2000-01-01T12") and len(six.times) == 38
-    values = source.read("t2m", 2000)[12::6].astype(np.float64)
+    values = source.read_year("t2m", 2000)[12::6].astype(np.float64)
     assert six.mean[2] == pytest.approx(values.mean(), rel=1e-12)
-    expected = ((values - six.mean[2]) / six.std[2]).astype(np.float32)
-    np.testing.assert_array_equal(np.asarray(six.fields)[:, 2], expected)
+    np.testing.assert_array_equal(
+        np.asarray(six.fields)[:, 2], ((values - six.mean[2]) / six.std[2]).astype(np.float32)
+    )
     # Without the channels that are sums, nothing is left out.
     plain = prepare(source, tmp_path / "z", replace(wanted, channels=("z_500",)), Silent())
     assert plain.times[0] == np.datetime64("2000-01-01T00")
@@ -339,102 +249,140 @@ def test_statistics_from_another_store(tmp_path: Path, whole: Path) -> None:
     source = MemorySource(all_years=(1850, 1851), names=("t2m", "z_500", "tp"))
     wanted = Preparation((1850, 1851), None, source.names, constants=("lat2d",))
     store = prepare(source, tmp_path / "store", wanted, Silent(), reference)
-    assert store.statistics_years == (2000, 2001)
-    assert store.metadata.statistics_from == reference.checksum
+    assert store.statistics_years == (2000, 2001) and store.plan.statistics_from == reference.checksum
     for channel in source.names:
         ours, theirs = store.channels.index(channel), reference.channels.index(channel)
         assert (store.mean[ours], store.std[ours]) == (reference.mean[theirs], reference.std[theirs])
     assert len(WeatherSamples(store, (1850, 1851), targets=("t2m",))) == len(store.times) - 14
-    # Named again, or left out, they are used for further years too; others are refused.
-    longer = MemorySource(all_years=(1850, 1851, 1852), names=source.names)
-    wanted = replace(wanted, years=(1850, 1852))
-    other_statistics = prepare(longer, tmp_path / "own", replace(wanted, statistics_years=(1850, 1850)), Silent())
-    with pytest.raises(DataError, match=r"was not normalised with the statistics of .*own: leave out"):
-        prepare(longer, tmp_path / "store", wanted, Silent(), other_statistics)
-    store = prepare(longer, tmp_path / "store", wanted, Silent(), reference)
-    assert store.years() == (1850, 1851, 1852) and store.mean[0] == reference.mean[2]
     other = MemorySource(all_years=(1850,), names=("u_500",))
     with pytest.raises(DataError, match="has no channel 'u_500'"):
         prepare(other, tmp_path / "other", Preparation((1850, 1850), None, other.names, CONSTANTS), Silent(), reference)
 
 
-def test_memory_stays_at_one_channel_of_one_year(tmp_path: Path) -> None:
-    import tracemalloc
-
-    source = MemorySource(days=366, all_years=(2000,), step_hours=1)
-    one = source.read("z_500", 2000).nbytes
-    import google_crc32c  # noqa: F401 - so that imports do not count
-    import zarr.codecs  # noqa: F401
-
-    tracemalloc.start()
-    prepare(source, tmp_path, Preparation((2000, 2000), (2000, 2000), source.names, CONSTANTS), Silent())
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    # The made-up fields take five times their size (noise in float64, scaled, and rounded): nothing is held besides.
-    assert peak < 6.5 * one
-
-
 def with_nans() -> MemorySource:
     source = MemorySource()
     for channel, year in (("tisr", 2001), ("t_850", 2002)):
-        values = SOURCE.read(channel, year)[:30].copy()
+        values = SOURCE.read_year(channel, year)[:30].copy()
         values[20, 1, 2] = np.nan
         values[21, 3] = np.nan
         source.changes[channel, year] = values
     return source
 
 
-def test_after_a_refusal_a_policy_can_be_chosen(tmp_path: Path) -> None:
-    where = r"tisr holds 6 NaN in 2001, 0\.02% of its values, the first at 2001-01-06T00 h, latitude -20, longitude 144"
+def test_nans_are_refused_or_replaced_by_a_policy(tmp_path: Path) -> None:
+    where = r"tisr holds 6 NaN, first at 2001-01-06T00 h, latitude -20, longitude 144"
     with pytest.raises(DataError, match=where):
-        prepare(with_nans(), tmp_path / "one", WANTED, Silent())
-    with pytest.raises(DataError, match=r"t_850 holds 6 NaN in 2002, 0\.75% .* choose what replaces them with"):
-        prepare(with_nans(), tmp_path / "one", replace(WANTED, on_nan="zero-tisr"), Silent())
-    # What was filled with zeros is not taken for the mean.
-    with pytest.raises(DataError, match="differs in on_nan"):
-        prepare(with_nans(), tmp_path / "one", replace(WANTED, on_nan="mean"), Silent())
-    reporter = Silent()
-    store = prepare(with_nans(), tmp_path / "one", replace(WANTED, on_nan="zero"), reporter)
-    assert "resuming: 2 of 3 years are written" in reporter.lines
-    prepare(with_nans(), tmp_path / "two", replace(WANTED, on_nan="zero"), Silent())
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    # Zeros count in the statistics.
-    values = np.concatenate([np.nan_to_num(with_nans().read("tisr", year), nan=0.0) for year in (2000, 2001)])
-    index = store.channels.index("tisr")
-    assert store.mean[index] == pytest.approx(values.mean(dtype=np.float64), rel=1e-9)
-    assert [year.num_filled for year in store.stored_years] == [{}, {"tisr": 6}, {"t_850": 6}]
-    row = len(SOURCE.times(2000)) + 20
-    assert abs(store.to_physical("tisr", store.fields[row][index, 1, 2].astype(np.float64)[None])[0]) < 1.0
-
-
-def test_mean_replaces_nans_after_the_statistics(tmp_path: Path) -> None:
-    store = prepare(with_nans(), tmp_path, replace(WANTED, on_nan="mean"), Silent())
-    values = np.concatenate([with_nans().read("tisr", year).astype(np.float64) for year in (2000, 2001)])
-    index = store.channels.index("tisr")
-    assert store.mean[index] == pytest.approx(np.nanmean(values), rel=1e-12)
-    assert store.std[index] == pytest.approx(np.nanstd(values), rel=1e-10)
-    assert store.fields[len(SOURCE.times(2000)) + 20][index, 1, 2] == 0
-    assert store.stored_years[1].num_filled == {"tisr": 6}
+        prepare(with_nans(), tmp_path / "refuse", WANTED, Silent())
+    with pytest.raises(DataError, match=r"t_850 holds 6 NaN, .* choose what replaces them with"):
+        prepare(with_nans(), tmp_path / "tisr", replace(WANTED, on_nan="zero-tisr"), Silent())
+    index, row = SOURCE.names.index("tisr"), len(SOURCE.times(2000)) + 20
+    values = physical("tisr", (2000, 2001), with_nans()).astype(np.float64)
+    # Zeros count in the statistics; the mean is of the others.
+    zero = prepare(with_nans(), tmp_path / "zero", replace(WANTED, on_nan="zero"), Silent())
+    assert zero.mean[index] == pytest.approx(np.nan_to_num(values).mean(), rel=1e-12)
+    assert abs(zero.to_physical("tisr", zero.fields[row][index, 1, 2].astype(np.float64)[None])[0]) < 1.0
+    mean = prepare(with_nans(), tmp_path / "mean", replace(WANTED, on_nan="mean"), Silent())
+    assert mean.mean[index] == pytest.approx(np.nanmean(values), rel=1e-12)
+    assert mean.std[index] == pytest.approx(np.nanstd(values), rel=1e-10)
+    assert mean.fields[row][index, 1, 2] == 0
 
 
 @pytest.mark.parametrize(
-    ("channel", "year", "values", "on_nan", "text"),
+    ("channel", "values", "on_nan", "text"),
     [
-        ("t2m", 2000, np.full((1, 4, 5), np.inf), "mean",
-         "t2m is inf at 2000-01-01T00 h, latitude -60, longitude 0, which no policy covers"),
-        ("tp", 2000, np.full((1, 4, 5), -0.0011), "mean", "tp is -0.0011 at 2000-01-01T00 h"),
+        ("t2m", np.full((1, 4, 5), np.inf), "mean", "t2m is inf at 2000-01-01T00 h, latitude -60, longitude 0"),
+        ("tp", np.full((1, 4, 5), -0.0011), "mean", "tp is -0.0011 at 2000-01-01T00 h"),
         # Only the beginning of a record is left out, and no more than a day of it.
-        ("tp", 2001, np.full((1, 4, 5), np.nan), "refuse", "tp holds 20 NaN in 2001"),
-        ("tp", 2000, np.full((6, 4, 5), np.nan), "refuse", "tp holds 120 NaN in 2000"),
-        ("t_850", 2000, np.full((1464, 4, 5), 273.15), "refuse",
-         "channel t_850 has the value 273.15 everywhere in the statistics years"),
+        ("tp", np.full((6, 4, 5), np.nan), "refuse", "tp holds 120 NaN"),
+        ("t_850", np.full((1464, 4, 5), 273.15), "refuse", "channel t_850 has the value 273.15 everywhere"),
     ],
-)  # fmt: skip
+)
 def test_values_that_no_policy_covers(
-    tmp_path: Path, channel: str, year: int, values: np.ndarray, on_nan: NaNPolicy, text: str
+    tmp_path: Path, channel: str, values: np.ndarray, on_nan: NaNPolicy, text: str
 ) -> None:
     source = MemorySource()
-    source.changes[channel, year] = values
+    source.changes[channel, 2000] = values
     with pytest.raises(DataError) as caught:
         prepare(source, tmp_path, replace(WANTED, statistics_years=(2000, 2000), on_nan=on_nan), Silent())
     assert text in str(caught.value)
+
+
+GRID = GRIDS["5.625deg"]
+CHANNELS = ("z_500", "t_850", "t2m", "tisr", "tp")
+TIMES = {1979: times_of_year(1979, 72, 1, "1979-12-29T00"), 1980: times_of_year(1980, 60, 1)}
+ALL_TIMES = np.concatenate([TIMES[1979], TIMES[1980]])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hourly files that, as in WeatherBench, begin 7 hours late for sums over past hours."""
+    root = tmp_path_factory.mktemp("weatherbench")
+    write_weatherbench(
+        root, years=(1979, 1980), step_hours=1, variables=("z", "t", "t2m"), levels=(500, 850), times=TIMES
+    )
+    late = {1979: TIMES[1979][7:], 1980: TIMES[1980]}
+    write_weatherbench(root, years=(1979, 1980), step_hours=1, variables=("tisr", "tp"), times=late, constants=False)
+    return root
+
+
+def arguments(root: Path, output: Path, *more: str) -> list[str]:
+    years = ["--years", "1979", "1980", "--statistics-years", "1979", "1979"]
+    return ["data", "prepare", "weather", "--root", str(root), "--output", str(output), *years, *more]
+
+
+def fields(channel: str) -> np.ndarray:
+    """What the files hold from the first hour on at which everything is defined, transformed, float64."""
+    if channel != "tp":
+        return weather_field(channel, ALL_TIMES[12:], GRID).astype(np.float64)
+    hourly = hourly_precipitation(ALL_TIMES, GRID).astype(np.float64)
+    # The sixth hour after 7 h is the first of which a whole 6-hour sum is known.
+    totals = np.stack([hourly[hour - 5 : hour + 1].sum(axis=0) for hour in range(12, len(hourly))])
+    return np.log(totals.astype(np.float32) + 0.001) - np.log(0.001)
+
+
+def test_samples_of_files_equal_a_direct_computation(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(root, tmp_path, "--channels", *CHANNELS)) == 0
+    described = capsys.readouterr().out
+    assert "120 times in 1979-1980, from 1979-12-29T12 h to 1980-01-03T11 h, every 1 h; 5 channels" in described
+    normalised = {}
+    for channel in CHANNELS:
+        values = fields(channel)
+        training = values[: 72 - 12]
+        normalised[channel] = (values - (0.0 if channel == "tp" else training.mean())) / training.std()
+    constants = []
+    for name in ("lsm", "orography", "lat2d", "lon2d"):
+        values = constant_field(name, GRID).astype(np.float64)
+        constants.append((values - values.mean()) / values.std())
+    samples = WeatherSamples(WeatherStore.open(tmp_path), (1979, 1980), lead_hours=24)
+    assert len(samples) == 120 - 12 - 24
+    # The years are one after the other: windows go across.
+    for index in (0, 50, len(samples) - 1):
+        input, target = samples[index]
+        start = index + 12
+        assert samples.init_times[index] == ALL_TIMES[12 + start]
+        expected = [normalised[channel][start - hours] for hours in (12, 6, 0) for channel in CHANNELS] + constants
+        np.testing.assert_allclose(input.numpy(), np.stack(expected), rtol=2e-5, atol=2e-5)
+        truth = np.stack([normalised[channel][start + 24] for channel in ("z_500", "t_850", "t2m")])
+        np.testing.assert_allclose(target.numpy(), truth, rtol=2e-5, atol=2e-5)
+    assert main(["data", "check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == described + "every byte is as it was written\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--channels", "z500"], 2, "did you mean 'z_500'?"),
+        (["--constants", "lms"], 2, "did you mean 'lsm'?"),
+        (["--on-nan", "zer"], 2, "did you mean zero?"),
+        (["--channels", "tp", "--years", "1979", "2018"], 1, "the data lack 1981-2018, which --years"),
+        (["--channels", "tp", "--statistics-from", "nowhere"], 1, "there is no smoe weather store in nowhere"),
+    ],
+)
+def test_a_mistake_gets_one_clear_line(
+    root: Path, tmp_path: Path, options: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(root, tmp_path, *options)) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("smoe: error: ") and text in error

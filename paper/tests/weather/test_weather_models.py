@@ -12,13 +12,7 @@ from smoe.rules import Damping, RoutingClassification
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.task import Learning, build_optimizer, count_parameters
 from smoe_paper.weather.model import Setting, build_dry_task, build_model
-from smoe_paper.weather.recipes import (
-    WEATHER_RECIPES,
-    AddedSpatialMoEModel,
-    SpatialMoEResNetModel,
-    WeatherData,
-    WeatherModel,
-)
+from smoe_paper.weather.recipes import WEATHER_RECIPES, AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
 from tiny_weather import tiny_recipe
 
 LEARNING = Learning(RoutingClassification.released(), None)
@@ -132,5 +126,3 @@ def test_a_model_needs_no_store() -> None:
     recipe = WEATHER_RECIPES["weather/rt"]
     small = replace(recipe.model, filters=2, num_blocks=1)  # type: ignore[call-arg]
     assert build_dry_task(replace(recipe, model=small)).input_shape == (118, 32, 64)
-    continuous = replace(recipe, model=small, data=WeatherData(continuous_lead_hours=(6, 120)))
-    assert build_dry_task(continuous).input_shape == (119, 32, 64)

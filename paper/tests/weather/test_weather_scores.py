@@ -12,16 +12,16 @@ import torch
 import xarray as xr
 
 from smoe.cli.main import main
-from smoe.errors import DataError
 from smoe.nn import SpatialMoE2d
 from smoe_paper.baselines.gates import ConvGate
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.weather.pictures import layer_inputs
 from smoe_paper.weather.recipes import PUBLISHED, WEATHER_RECIPES
-from smoe_paper.weather.scores import LeadScores, evaluate_run, score_baselines, score_file
+from smoe_paper.weather.samples import WeatherSamples
+from smoe_paper.weather.scores import evaluate_run, score_baselines
 from smoe_paper.weather.store import WeatherStore
-from smoe_paper.weather.truth import Baselines, Truth, week_of_year
+from smoe_paper.weather.truth import Truth, week_of_year
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
 
 TARGETS = ("z_500", "t_850", "tp")
@@ -54,24 +54,23 @@ def store(run: OpenRun) -> WeatherStore:
 
 
 @pytest.fixture(scope="module")
-def evaluated(run: OpenRun) -> tuple[LeadScores, Path]:
+def forecasts(run: OpenRun) -> tuple[dict[str, Any], dict[str, Any], Path]:
     path = run.directory.path.parent / "forecasts.nc"
-    return evaluate_run(run, "test", path), path
+    scores, baselines = evaluate_run(run, "test", path)
+    return dict(scores), baselines, path
 
 
 def source_fields(name: str, year: int) -> xr.DataArray:
     return xr.DataArray(
-        SOURCE.read(name, year).astype(np.float64),
+        SOURCE.read_year(name, year).astype(np.float64),
         dims=("time", "lat", "lon"),
         coords={"time": SOURCE.times(year), "lat": list(GRID.latitude)},
     )
 
 
 def test_baselines_have_the_scores_that_other_packages_give(store: WeatherStore) -> None:
-    times = SOURCE.times(2002)
-    init = times[times + LEAD <= times[-1]]
-    climatology = Truth(store, TARGETS).mean((2002, 2002))
-    ours = score_baselines(Baselines(store, TARGETS, (2000, 2000)), init, 72, climatology)
+    samples = WeatherSamples(store, (2002, 2002), targets=TARGETS)
+    init, ours = samples.init_times, score_baselines(samples, (2000, 2000))
     weights: Any = scores.functions.create_latitude_weights(xr.DataArray(list(GRID.latitude), dims="lat"))
     weights = weights.assign_coords(lat=list(GRID.latitude))
     for name in TARGETS:
@@ -92,79 +91,24 @@ def test_baselines_have_the_scores_that_other_packages_give(store: WeatherStore)
             assert ours[kind][f"mae_{name}"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_run_is_scored_as_in_training_and_beside_baselines(run: OpenRun, evaluated: tuple[LeadScores, Path]) -> None:
-    result, _ = evaluated
+def test_a_run_is_scored_as_in_training_and_its_file_holds_its_forecasts(
+    run: OpenRun, store: WeatherStore, forecasts: tuple[dict[str, Any], dict[str, Any], Path]
+) -> None:
+    found, baselines, path = forecasts
     expected = run.evaluate("test")
-    assert {name: result.scores[name] for name in expected} == pytest.approx(expected, rel=1e-6)
-    assert set(result.scores) - set(expected) == {f"{kind}_{name}" for kind in ("mean_rmse", "acc") for name in TARGETS}
-    assert list(result.baselines) == ["persistence", "climatology", "weekly climatology"]
-    assert (result.lead_hours, result.num_forecasts) == (72, len(run.task.splits["test"]))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("ending", ["nc", "zarr"])
-def test_the_file_of_a_run_has_the_scores_of_the_run(
-    run: OpenRun, store: WeatherStore, evaluated: tuple[LeadScores, Path], ending: str, tmp_path: Path
-) -> None:
-    result, path = evaluated
-    if ending == "zarr":
-        path = tmp_path / "forecasts.zarr"
-        evaluate_run(run, "test", path)
-    notices, (found,) = score_file(path, store, TARGETS, (2000, 2000))
-    assert notices == [] and found.notices == ()
-    assert (found.lead_hours, found.num_forecasts) == (72, result.num_forecasts)
-    without_loss = {name: value for name, value in result.scores.items() if name != "loss"}
-    assert found.scores == pytest.approx(without_loss, rel=1e-5)
-    for name, values in result.baselines.items():
-        assert found.baselines[name] == pytest.approx(values, rel=1e-9)
-
-
-def change(path: Path, output: Path, **shift: Any) -> Path:
-    with xr.open_dataset(path, decode_timedelta=True) as opened:
-        dataset = opened.load()
-    if "hours" in shift:
-        later = dataset.init_time + np.timedelta64(shift["hours"], "h")
-        dataset = dataset.assign_coords(init_time=later)
-    if "nan" in shift:
-        dataset["t"][{"init_time": shift["nan"], "lat": 1, "lon": 2}] = np.nan
-    dataset.to_netcdf(output)
-    return output
-
-
-def test_times_that_are_not_in_the_store_are_counted_and_named(
-    store: WeatherStore, evaluated: tuple[LeadScores, Path], tmp_path: Path
-) -> None:
-    result, path = evaluated
-    later = change(path, tmp_path / "later.nc", hours=24)
-    _, (found,) = score_file(later, store, TARGETS, (2000, 2000))
-    # The last four starts would be for the day after the store's last one.
-    assert found.num_forecasts == result.num_forecasts - 4
-    (notice,) = found.notices
-    assert f"4 of {result.num_forecasts} forecasts are for times that are not in the store" in notice
-    assert "those from 2002-01-08T00, 2002-01-08T06, 2002-01-08T12, ..., 2002-01-08T18" in notice
-    with pytest.raises(DataError, match=r"no forecast of .* is for a time in the store"):
-        score_file(change(path, tmp_path / "never.nc", hours=8760), store, TARGETS, (2000, 2000))
-    # The store knows what came true, but not the states that the forecasts begin with.
-    earlier = change(path, tmp_path / "earlier.nc", hours=-733 * 24)
-    _, (found,) = score_file(earlier, store, TARGETS, (2000, 2000))
-    assert list(found.baselines) == ["climatology", "weekly climatology"]
-    assert "persistence is not scored" in found.notices[-1]
-
-
-def test_nan_is_refused_or_left_out_but_never_scored(
-    store: WeatherStore, evaluated: tuple[LeadScores, Path], tmp_path: Path
-) -> None:
-    result, path = evaluated
-    broken = change(path, tmp_path / "broken.nc", nan=[3, 7])
-    with pytest.raises(DataError, match=r"2 values of 2 of \d+ forecasts for 72 h are NaN .*; --skip-nan leaves these"):
-        score_file(broken, store, TARGETS, (2000, 2000))
-    _, (found,) = score_file(broken, store, TARGETS, (2000, 2000), skips_nan=True)
-    assert found.num_forecasts == result.num_forecasts - 2
-    assert all(np.isfinite(list(found.scores.values())))
-    with xr.open_dataset(path, decode_timedelta=True) as opened:
-        whole = np.delete(np.arange(opened.sizes["init_time"]), [3, 7])
-        opened.isel(init_time=whole).to_netcdf(tmp_path / "without.nc")
-    _, (expected,) = score_file(tmp_path / "without.nc", store, TARGETS, (2000, 2000))
-    assert found.scores == pytest.approx(expected.scores, rel=1e-12)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+    assert set(found) - set(expected) == {f"{kind}_{name}" for kind in ("mean_rmse", "acc") for name in TARGETS}
+    assert list(baselines) == ["persistence", "climatology", "weekly climatology"]
+    weights: Any = scores.functions.create_latitude_weights(xr.DataArray(list(GRID.latitude), dims="lat"))
+    with xr.open_dataset(path, decode_timedelta=True) as dataset:
+        assert dataset["z_500"].dims == ("init_time", "lead_time", "lat", "lon")
+        assert dataset["z_500"].attrs["units"] == "m2 s-2" and dataset["z_500"].attrs["level"] == 500
+        valid = dataset["init_time"].values.astype("datetime64[h]") + LEAD
+        for number, name in enumerate(TARGETS):
+            truth = xr.DataArray(Truth(store, TARGETS).read(valid)[:, number], dims=("init_time", "lat", "lon"))
+            forecast = dataset[name].isel(lead_time=0, drop=True).drop_vars(("init_time", "lat", "lon"))
+            error: Any = scores.continuous.rmse(forecast.astype(np.float64), truth, weights=weights)
+            assert found[f"rmse_{name}"] == pytest.approx(float(error), rel=1e-5)
 
 
 def test_published_rows_are_those_of_the_paper() -> None:
@@ -188,10 +132,6 @@ def test_the_command_line(
     assert output.exists()
     for text in ("rmse_z_500", "weekly", "acc_tp", "(this recipe)", "278 ± 2", "ERA5, 2017-2018", "simulated"):
         assert text in printed.out
-    data = ["--data.store", str(run.directory.path.parent / "store")]
-    assert main(["evaluate", "weather", "--file", str(output), *data, "--data.train-years", "2000", "2000"]) == 0
-    printed = capsys.readouterr()
-    assert "rmse_z_500" in printed.out and "t2m is not scored" in printed.err
     assert main(["show", folder]) == 0
     pictures = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [picture.name[:8] for picture in pictures] == ["scores.p", "forecast", "routing."]
@@ -215,15 +155,9 @@ def test_gates_that_look_at_their_input_see_what_the_layer_sees() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--file", "x.nc"), "give a run directory or an experiment first"),
-        (("RUN", "--file", "x.nc"), "Unrecognized options: --file"),
-        (("weather", "--data.store", "STORE"), "--file"),
-        (("weather", "--file", "x.nc"), "--file needs --data.store"),
-        (("weather", "--file", "x.nc", "--data.store", "STORE"), "no forecasts in x.nc"),
-        (("weather", "--file", "x.nc", "--data.store", "RUN"), "there is no weather store in"),
-        (("RUN", "--data.store", "RUN"), "there is no weather store in"),
+        (("--file", "x.nc"), "give a run directory first"),
+        (("RUN", "--data.store", "RUN"), "there is no smoe weather store in"),
         (("RUN", "--forecasts", "x.grib"), "x.grib must end with .nc or .zarr"),
-        (("RUN", "--skip-nan"), "Unrecognized options: --skip-nan"),
         (("show", "RUN", "--init-times", "2002-01-04T01"), "no forecast starts at 2002-01-04T01; the nearest"),
         (("show", "RUN", "--init-times", "yesterday"), "write a time as 2018-01-15T00"),
         (("show", "RUN", "--layers", "stem"), "no SMoE layer of"),

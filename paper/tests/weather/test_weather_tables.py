@@ -18,9 +18,12 @@ from smoe_paper.weather.tables import WEATHER_TABLES
 from tiny_weather import make_store, tiny_recipe
 
 SMALL = WEATHER_TABLES.scale("small")
+QUICK = ("SMoE, all 3 x 3", "ViT 2 x 2")
 ROWS = [
     pytest.param(
-        row, id=f"{table.name}: {row.label}", marks=[pytest.mark.slow] if table.name != "weather/3-days" else []
+        row,
+        id=f"{table.name}: {row.label}",
+        marks=[] if row.label in ("SMoE, all 3 x 3", "ViT 2 x 2") else pytest.mark.slow,
     )
     for table in WEATHER_TABLES.tables
     if table.name != "weather/5-days"

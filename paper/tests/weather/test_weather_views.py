@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smoe_paper.atmosphere.axes import Grid
+from smoe_paper.atmosphere.fields import Grid
 from smoe_paper.weather.pictures import draw_forecast
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING
 
@@ -15,28 +15,13 @@ if TYPE_CHECKING:
 
 
 def canonical_units(text: str) -> str:
-    """Returns units in one spelling: `m**2 s**-2`, `m^2/s^2` and `m2 s-2` are equal.
-
-    A quotient has one divisor or several factors below the line, as in `m2/s2`; brackets stay as they are.
-    """
+    """Returns units in one spelling: `m**2 s**-2`, `m^2/s^2` and `m2 s-2` are equal."""
     text = " ".join(text.replace("**", "").replace("^", "").replace("·", " ").split())
-    above, *below = text.split("/")
-    if not above or not below:
-        return text
-    factors = []
-    for factor in " ".join(below).split():
-        match = re.fullmatch(r"([A-Za-z]+)([0-9]*)", factor)
-        if match is None:
-            return text
-        factors.append(f"{match[1]}-{match[2] or 1}")
-    return " ".join((above.strip(), *factors))
+    return re.sub(r"\s*/\s*([A-Za-z]+)([0-9]*)", lambda match: f" {match[1]}-{match[2] or 1}", text)
 
 
 def check_units(variable: Variable, found: str | None, where: str) -> None:
-    """Refuses units other than the variable's own; a file without units passes.
-
-    The bounds in `Variable.plausible` then check the values of such a file.
-    """
+    """Refuses units other than the variable's own; a file without units passes: its values are checked."""
     if found is None or not found.strip():
         return
     accepted = {canonical_units(text) for text in (variable.units, *variable.unit_names)}
@@ -70,7 +55,6 @@ def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, t
 
 
 def plausible_bounds(variable: Variable, level: int | None) -> tuple[float, float]:
-    """Returns the bounds of a variable; geopotential lies around that of the standard atmosphere."""
     if variable.short_name != "z" or level is None:
         return variable.plausible
     # Wide enough for every cyclone and a crude simulated stratosphere, too narrow for heights in m.
@@ -86,15 +70,14 @@ def standard_height(level: float) -> float:
 
 
 LEVELS = (50, 250, 500, 600, 700, 850, 925)
-"""Pressure levels of the experiments in hPa, shared by WeatherBench and the CMIP archive."""
+"""Pressure levels of the experiments in hPa."""
 
 STANDARD_GRAVITY = 9.80665
-"""WeatherBench's orography is the geopotential at the surface divided by this, in m s-2."""
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A physical quantity and its names in the archives."""
+    """A physical quantity, its names in WeatherBench and CMIP, and the bounds of plausible values."""
 
     short_name: str
     folder: str
@@ -103,56 +86,32 @@ class Variable:
     has_levels: bool = False
     varies: bool = True
     is_accumulated: bool = False
-    weatherbench2_name: str = ""
     cmip_name: str = ""
-    cmip_units: str = ""
-    cmip_factor: float = 1.0
-    unit_names: tuple[str, ...] = field(default=())
+    unit_names: tuple[str, ...] = ()
 
-    @property
-    def store_name(self) -> str:
-        return self.weatherbench2_name or self.folder
-
-
-_RATIO = ("1", "kg/kg", "dimensionless")
 
 _ALL = (
-    # The archive holds geopotential height in m, precipitation as a flux and radiation as a power; the factors are
-    # those of Rasp and Thuerey: 9.807 m s-2, six hours over 997 kg m-3, one hour.
+    Variable("z", "geopotential", "m2 s-2", (-2.0e4, 6.0e5), True, cmip_name="zg", unit_names=("J kg-1",)),
+    Variable("t", "temperature", "K", (100.0, 400.0), True, cmip_name="ta", unit_names=("kelvin",)),
+    Variable("u", "u_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="ua"),
+    Variable("v", "v_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="va"),
     Variable(
-        "z", "geopotential", "m2 s-2", (-2.0e4, 6.0e5), True, cmip_name="zg", cmip_units="m", cmip_factor=9.807,
-        unit_names=("m2/s2", "J kg-1"),
-    ),
-    Variable("t", "temperature", "K", (100.0, 400.0), True, cmip_name="ta", cmip_units="K", unit_names=("kelvin",)),
-    Variable("u", "u_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="ua", cmip_units="m s-1"),
-    Variable("v", "v_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="va", cmip_units="m s-1"),
-    Variable(
-        "q", "specific_humidity", "kg kg-1", (-0.02, 0.1), True, cmip_name="hus", cmip_units="1",
-        unit_names=_RATIO,
+        "q", "specific_humidity", "kg kg-1", (-0.02, 0.1), True, cmip_name="hus", unit_names=("1", "dimensionless")
     ),
     Variable("r", "relative_humidity", "%", (-50.0, 300.0), True),
     Variable("vo", "vorticity", "s-1", (-0.1, 0.1), True),
     Variable("pv", "potential_vorticity", "K m2 kg-1 s-1", (-0.1, 0.1), True),
-    Variable(
-        "tisr", "toa_incident_solar_radiation", "J m-2", (-1.0e4, 4.0e7), is_accumulated=True,
-        cmip_name="rsdt", cmip_units="W m-2", cmip_factor=3600.0,
-    ),
-    Variable("t2m", "2m_temperature", "K", (130.0, 400.0), cmip_name="tas", cmip_units="K", unit_names=("kelvin",)),
-    Variable(
-        "tp", "6hr_precipitation", "m", (-0.01, 3.0), is_accumulated=True,
-        weatherbench2_name="total_precipitation_6hr", cmip_name="pr", cmip_units="kg m-2 s-1",
-        cmip_factor=21600.0 / 997.0,
-    ),
+    Variable("tisr", "toa_incident_solar_radiation", "J m-2", (-1.0e4, 4.0e7), is_accumulated=True),
+    Variable("t2m", "2m_temperature", "K", (130.0, 400.0), cmip_name="tas", unit_names=("kelvin",)),
+    Variable("tp", "6hr_precipitation", "m", (-0.01, 3.0), is_accumulated=True),
     Variable("u10", "10m_u_component_of_wind", "m s-1", (-150.0, 150.0)),
     Variable("v10", "10m_v_component_of_wind", "m s-1", (-150.0, 150.0)),
     Variable("tcc", "total_cloud_cover", "1", (-0.1, 1.1), unit_names=("(0 - 1)", "dimensionless")),
-)  # fmt: skip
+)
 
 VARIABLES: dict[str, Variable] = {variable.short_name: variable for variable in _ALL}
 
-HOURLY_PRECIPITATION = Variable(
-    "tp", "total_precipitation", "m", (-0.01, 1.0), is_accumulated=True
-)  # fmt: skip
+HOURLY_PRECIPITATION = Variable("tp", "total_precipitation", "m", (-0.01, 1.0), is_accumulated=True)
 """Totals of one hour, as downloaded: the channel `tp` is their sum over the last six."""
 
 CONSTANTS = ("lsm", "orography", "lat2d", "lon2d", "slt")
@@ -170,7 +129,6 @@ class Channel:
 
 
 def parse_channel(name: str) -> Channel:
-    """Returns the channel with a name such as `z_500` or `t2m`."""
     match = re.fullmatch(r"([a-z]+)_([1-9][0-9]{0,3})", name)
     short_name, level = (match[1], int(match[2])) if match else (name, None)
     variable = VARIABLES.get(short_name)
@@ -188,7 +146,6 @@ def parse_channel(name: str) -> Channel:
 
 
 def check_constant_name(name: str) -> None:
-    """Refuses a name that is not a constant field, and suggests the nearest name."""
     if name not in CONSTANTS:
         raise DataError(f"no constant field is named {name!r}; {suggest(name, CONSTANTS)}")
 

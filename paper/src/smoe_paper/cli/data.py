@@ -25,8 +25,8 @@ DATA_HELP = """usage: smoe data check PATH [...]
 {commands}
 
 `check` recognises the layout of a folder; with a NAME first, it is taken to be of that kind. `prepare` writes once what
-training reads: all channels of a time side by side, normalised, in one memory-mapped file. It prints first how much
-disk that takes. If it is stopped, even by a kill, the same command continues after the last whole year.
+training reads: all channels of a time side by side, normalised, in memory-mapped files. It prints first how much
+disk that takes. If it is stopped, even by a kill, the same command continues after the last whole block.
 
 examples:
   smoe data fetch mnist
@@ -34,8 +34,7 @@ examples:
   smoe data check ~/weatherbench
   smoe data prepare weather --root ~/weatherbench --output stores/era5
   smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6
-  smoe data prepare weather --root ~/cmip --kind cmip --years 1850 2014 --output stores/cmip \\
-      --statistics-from stores/era5
+  smoe data prepare weather --root ~/cmip --years 1850 2014 --output stores/cmip --statistics-from stores/era5
   smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500 --members 10
 
 `smoe data SUBCOMMAND NAME --help` lists every option.

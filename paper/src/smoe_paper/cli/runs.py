@@ -12,54 +12,38 @@ import tyro
 
 from smoe.cli.report import FitPlaces, Report, fit_data, parse_report, write_report
 from smoe.command_line import UsageError, parse
-from smoe_paper.experiments.experiment import EXPERIMENTS, Experiment, all_experiments, find_experiment
+from smoe_paper.experiments.experiment import find_experiment
 
 EVALUATE_HELP = """\
 usage: smoe evaluate RUN [--split test|validation|train] [--checkpoint best|last] [--data.PLACE PATH] [...]
-       smoe evaluate EXPERIMENT [...]
 
 Scores a trained run, wherever its directory was moved; --data.store, --data.root or --data.cache-dir names the data
-where these were moved, or lie outside the run and the working directory. With the name of an experiment, scores
-forecasts of other origin: {scored}.
+where these were moved, or lie outside the run and the working directory.
 
 examples:
   smoe evaluate runs/first
   smoe evaluate runs/first --split validation
   smoe evaluate /elsewhere/run --data.store stores/era5
   smoe evaluate runs/weather --forecasts forecasts.nc
-  smoe evaluate weather --file forecasts.nc --data.store stores/era5
-  smoe evaluate ens10 --ensemble stores/t850-10 --years 2016 2017
 
-`smoe evaluate RUN --help` and `smoe evaluate EXPERIMENT --help` list every option.
+`smoe evaluate RUN --help` lists every option.
 """
 
 
 def run_evaluate(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
-        scored = ", ".join(experiment.name for experiment in all_experiments() if experiment.score_options is not None)
-        sys.stdout.write(EVALUATE_HELP.format(scored=scored))
+        sys.stdout.write(EVALUATE_HELP)
         return 0 if args else 2
     if args[0].startswith("-"):
-        raise UsageError("give a run directory or an experiment first (see smoe evaluate --help)")
-    if args[0] in EXPERIMENTS and not Path(args[0]).exists():
-        return _score(find_experiment(args[0]), args[1:])
-    return _evaluate(Path(args[0]), args[1:])
+        raise UsageError("give a run directory first (see smoe evaluate --help)")
+    path = Path(args[0])
 
-
-def _score(experiment: Experiment, args: list[str]) -> int:
-    if experiment.score_options is None:
-        raise UsageError(f"{experiment.name} has no forecasts of other origin to score: give a run directory")
-    experiment.score(parse(experiment.score_options, args, prog=f"smoe evaluate {experiment.name}"))
-    return 0
-
-
-def _evaluate(path: Path, args: list[str]) -> int:
     from smoe.training.run_directory import RunDirectory
     from smoe_paper.experiments.runs import data_places, open_run, read_recipe
 
     _, recipe = read_recipe(RunDirectory(path))
-    experiment = find_experiment(recipe.experiment)
-    options, data = parse_with_places(experiment.evaluate_options, data_places(recipe), args, f"smoe evaluate {path}")
+    experiment, prog = find_experiment(recipe.experiment), f"smoe evaluate {path}"
+    options, data = parse_with_places(experiment.evaluate_options, data_places(recipe), args[1:], prog)
     experiment.prepare_evaluation(options)
     opened = open_run(path, options.checkpoint, (options.split,), _notify, data)
     experiment.evaluate(opened, options)

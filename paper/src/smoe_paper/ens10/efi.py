@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe_paper.ens10.files import LEAD
-from smoe_paper.ens10.store import years_of
+from smoe_paper.atmosphere.fields import years_of
+from smoe_paper.ens10.source import LEAD
 
 if TYPE_CHECKING:
     from smoe_paper.atmosphere.store import Rows
@@ -36,11 +36,7 @@ def quantiles(sorted_values: np.ndarray) -> np.ndarray:
 
 
 def extreme_forecast_index(climate: np.ndarray, ensemble: np.ndarray) -> np.ndarray:
-    """Returns the index at each point.
-
-    Returns:
-        Index, float32, `(P,)`.
-    """
+    """Returns the index at each point, float32, `(P,)`."""
     climate.sort(axis=-1)
     of_climate = quantiles(climate)[:, 1:-1]
     of_ensemble = quantiles(np.sort(ensemble, axis=-1))[:, :-1]

@@ -20,8 +20,7 @@ from smoe_paper.ens10.recipes import (
     SpatialMoEUNetModel,
     UNetModel,
 )
-from smoe_paper.ens10.samples import EnsembleSamples
-from smoe_paper.ens10.store import EnsembleStore
+from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import DryTask, Learning, assemble_task, convert_net

@@ -109,8 +109,7 @@ def draw_run(run: OpenRun, options: ShowOptions) -> list[Path]:
 
     split, folder = options.split, run.directory.pictures
     store = store_of(run, split)
-    task = next(task for name, task in TASKS.items() if name == store.task)
-    units = task.target_variable.physics.units
+    units = TASKS[store.task].target_variable.physics.units
     raw, corrected = verify(run, split)
     history = [record for record in run.directory.read_history() if record.get("validation/crps") is not None]
     pictures: list[Path] = []
@@ -145,7 +144,7 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
     assert isinstance(run.recipe, EnsembleRecipe)
     data = run.recipe.data
     store = open_store(data)
-    units = next(task for name, task in TASKS.items() if name == store.task).target_variable.physics.units
+    units = TASKS[store.task].target_variable.physics.units
     parts = ReportParts(
         places=Places.globe(store.grid.latitude, store.grid.longitude),
         targets=((store.task, units),),

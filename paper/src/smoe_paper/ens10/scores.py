@@ -14,8 +14,7 @@ from torch import Tensor
 from smoe.training.task import Metric, MetricSums, OrderedBatches, load_batches
 from smoe_paper.ens10.model import make_scores, open_store, setting_of
 from smoe_paper.ens10.recipes import MEMBERS, EnsembleData, EnsembleRecipe, paper_results
-from smoe_paper.ens10.samples import EnsembleSamples
-from smoe_paper.ens10.store import EnsembleStore
+from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 from smoe_paper.ens10.tables import MAPS, reference_name, store_folder
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
@@ -229,14 +228,6 @@ def print_run_scores(run: OpenRun, split: str) -> None:
     title = f"{run.name}, {split} split ({years[0]}-{years[1]}): {store.task} from {store.num_members} members"
     scores = run.evaluate(split)
     print_ensemble_scores(title, store, score_raw_ensemble(store, years), run.name, scores)
-
-
-def print_store_scores(path: Path, years: tuple[int, int] | None) -> None:
-    store = EnsembleStore.open(path)
-    after = store.train_years[1] + 1
-    years = years or (after, max(after, store.years()[-1]))
-    title = f"{path.name}, {years[0]}-{years[1]}: {store.task} from {store.num_members} members"
-    print_ensemble_scores(title, store, score_raw_ensemble(store, years))
 
 
 def print_ensemble_scores(

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from smoe.errors import DataError
-from smoe_paper.atmosphere.axes import Grid
-from smoe_paper.atmosphere.store import DTYPE, Rows, checksum, read_metadata, restore
+from smoe_paper.atmosphere.fields import Grid, describe_years, years_of
+from smoe_paper.atmosphere.store import DTYPE, Rows, checksum, open_metadata
 from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, TaskName
 
-if TYPE_CHECKING:
-    Fields = np.ndarray | Rows
-
 FORMAT = "smoe ensemble store"
-STATISTICS, TRUTH, MEMBERS, EFI, NORMALISATION = "statistics", "truth", "members", "efi", "normalisation"
 # Of the release: keeps a point whose statistics hardly vary from exploding.
 OFFSET = 0.1
-_FIELDS_PER_PIECE = 16
 
 StatisticsYears = Literal["training", "released"]
-EfiOrigin = Literal["file", "computed"]
 
 
 @dataclass(frozen=True)
@@ -39,138 +36,146 @@ class Plan:
     latitude: tuple[float, ...]
     longitude: tuple[float, ...]
     has_members: bool
-    efi: EfiOrigin | None
-    efi_years: tuple[int, int]
+    efi: Literal["file", "computed"] | None
     train_years: tuple[int, int]
     normalisation: StatisticsYears
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all arrays by their names."""
         grid = (len(self.latitude), len(self.longitude))
         num_starts, num_channels = len(self.starts), len(TASKS[self.task].channels)
-        shapes = {STATISTICS: (num_starts, num_channels, *grid), TRUTH: (num_starts, *grid)}
-        if self.has_members:
-            shapes[MEMBERS] = (num_starts, NUM_MEMBERS, *grid)
-        if self.efi is not None:
-            shapes[EFI] = (num_starts, *grid)
-        shapes[NORMALISATION] = (2, num_channels, *grid)
-        return shapes
+        shapes = {"statistics": (num_starts, num_channels, *grid), "truth": (num_starts, *grid)}
+        shapes |= {"members": (num_starts, NUM_MEMBERS, *grid)} if self.has_members else {}
+        shapes |= {"efi": (num_starts, *grid)} if self.efi is not None else {}
+        return shapes | {"normalisation": (2, num_channels, *grid)}
 
     @property
     def num_bytes(self) -> int:
-        """Size of all arrays."""
         return DTYPE.itemsize * sum(map(prod, self.shapes.values()))
-
-
-def point_statistics(open_fields: Callable[[int], np.ndarray], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and population standard deviation over time at each point, float32, `(H, W)` each.
-
-    Missing values are ignored; a point without values gets the mean 0 and the standard deviation 0.
-    """
-    shape = open_fields(int(rows[0])).shape
-    count, mean, squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    for first in range(0, len(rows), _FIELDS_PER_PIECE):
-        piece = np.stack([open_fields(int(row)) for row in rows[first : first + _FIELDS_PER_PIECE]]).astype(np.float64)
-        is_there = ~np.isnan(piece)
-        number = is_there.sum(axis=0)
-        piece_mean = np.where(is_there, piece, 0.0).sum(axis=0) / np.maximum(number, 1)
-        piece_squares = np.where(is_there, np.square(piece - piece_mean), 0.0).sum(axis=0)
-        # Chan's update: a plain sum of squares would lose the digits in which geopotential varies.
-        total = np.maximum(count + number, 1)
-        distance = piece_mean - mean
-        squares += piece_squares + np.square(distance) * count * number / total
-        mean += distance * number / total
-        count += number
-    return mean.astype(np.float32), np.sqrt(squares / np.maximum(count, 1)).astype(np.float32)
-
-
-def normalise(values: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Returns normalised values, float32; missing values become the mean, 0: sea surface temperature over land."""
-    return np.nan_to_num((values - mean) / (std + np.float32(OFFSET)), nan=0.0)
 
 
 class NormalisedInputs:
     """Rows `(C, H, W)` of statistics, normalised at each point when they are read, which takes a few milliseconds.
 
-    The store keeps physical values, which also give the ensemble's own mean and spread.
+    The store keeps physical values, which also give the ensemble's own mean and spread. Missing values become the mean,
+    0: sea surface temperature over land.
     """
 
-    def __init__(self, statistics: Fields, mean: np.ndarray, std: np.ndarray) -> None:
+    def __init__(self, statistics: np.ndarray | Rows, mean: np.ndarray, std: np.ndarray) -> None:
         self._statistics, self._mean, self._std = statistics, mean, std
         self.shape = statistics.shape
 
     def __getitem__(self, row: int) -> np.ndarray:
-        return normalise(self._statistics[row], self._mean, self._std)
+        return np.nan_to_num((self._statistics[row] - self._mean) / (self._std + np.float32(OFFSET)), nan=0.0)
 
 
 class EnsembleStore:
-    """A store written by `smoe data prepare ens10`. Open it with `EnsembleStore.open`.
+    """A store written by `smoe data prepare ens10`.
 
     Rows run from north to south, as in ENS-10 and unlike in a `WeatherStore`; columns from 0 eastwards.
     """
 
-    def __init__(self, path: Path, plan: Plan, kind: str, notices: tuple[str, ...]) -> None:
-        self.path, self.plan, self.kind, self.notices = path, plan, kind, notices
-        task = TASKS[plan.task]
-        self.task, self.num_members, self.channels = plan.task, plan.num_members, task.channels
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path, self.plan, task = path, plan, TASKS[plan.task]
+        self.task: TaskName = plan.task
+        self.num_members, self.channels = plan.num_members, task.channels
         self.grid = Grid(plan.latitude, plan.longitude)
         self.dates = np.array(plan.starts, "datetime64[D]")
         self.valid_dates = self.dates + np.timedelta64(LEAD_DAYS, "D")
         self.train_years = plan.train_years
-        for name, shape in plan.shapes.items():
-            found = Rows([path / name]).shape
-            if found != shape:
-                raise DataError(f"{path / name} is of {found}, expected {shape}: prepare the store again")
-        self.target_mean = Rows([path / STATISTICS], 2 * task.target_index)
-        self.target_std = Rows([path / STATISTICS], 2 * task.target_index + 1)
-        self.truth = Rows([path / TRUTH])
-        self.members = Rows([path / MEMBERS], slice(0, plan.num_members)) if plan.has_members else None
-        self.efi = Rows([path / EFI]) if plan.efi is not None else None
+        self._arrays = {name: Rows(path / name).check(shape) for name, shape in plan.shapes.items()}
+        self.target_mean = Rows(path / "statistics", 2 * task.target_index)
+        self.target_std = Rows(path / "statistics", 2 * task.target_index + 1)
+        self.truth, self.efi = self._arrays["truth"], self._arrays.get("efi")
+        self.members = Rows(path / "members", slice(0, plan.num_members)) if plan.has_members else None
 
     @classmethod
     def open(cls, path: str | Path) -> EnsembleStore:
-        """Opens a store after checking its metadata and the sizes of its arrays."""
-        path = Path(path)
-        content = read_metadata(path, FORMAT)
-        if not content:
-            raise DataError(
-                f"there is no ensemble store in {path}; make one with smoe data prepare ens10 --root DATA "
-                f"--output {path} --task TASK (z500, t850 or t2m)"
-            )
-        if content["finished"] is None:
-            raise DataError(
-                f"the preparation of the store {path} is not finished; run the same command again to resume"
-            )
-        return cls(path, restore(Plan, content["plan"], path), **_finished(content["finished"]))
+        """Opens a finished store after checking its metadata and the sizes of its arrays."""
+        return cls(Path(path), open_metadata(Path(path), FORMAT, Plan, "smoe data prepare ens10 --task TASK")[0])
 
     @cached_property
     def inputs(self) -> NormalisedInputs:
         """Statistics, normalised when they are read, rows of `(C, H, W)`."""
-        mean, std = np.asarray(Rows([self.path / NORMALISATION]))
-        return NormalisedInputs(Rows([self.path / STATISTICS]), mean, std)
+        return NormalisedInputs(self._arrays["statistics"], *np.asarray(self._arrays["normalisation"]))
 
     @property
     def checksum(self) -> str:
-        """Checksum of metadata and fields."""
-        return checksum([asdict(self.plan), *(Rows([self.path / name]).checksums() for name in self.plan.shapes)])
+        return checksum(self.plan, None, self._arrays.values())
 
-    def years(self) -> tuple[int, ...]:
+    def years(self) -> list[int]:
         """Returns the years of the valid dates."""
-        return tuple(sorted(set(years_of(self.valid_dates).tolist())))
+        return sorted(set(years_of(self.valid_dates).tolist()))
 
-    def verify(self) -> Iterator[str]:
-        """Yields the name of each array whose bytes are as they were written; otherwise raises a DataError."""
-        for name in self.plan.shapes:
-            Rows([self.path / name]).verify()
-            yield name
+    def verify(self) -> None:
+        """Compares all arrays with their checksums."""
+        for rows in self._arrays.values():
+            rows.verify()
+
+    def describe(self) -> str:
+        plan, (rows, columns), (first, last) = self.plan, self.grid.shape, self.train_years
+        years = f"the training years {first} to {last}" if plan.normalisation == "training" else "all dates"
+        efi = {"file": "of the release", "computed": f"computed for the years after {last}", None: "none"}[plan.efi]
+        return (
+            f"{self.path}: {self.task}, {len(self.dates):,} forecasts, started {self.dates[0]} to {self.dates[-1]}; "
+            f"{len(self.channels)} channels, {rows} x {columns}; {plan.num_bytes / 1e9:.2f} GB\n"
+            f"mean and population standard deviation of {self.num_members} members, normalised by statistics of "
+            f"{years}; members: {'all 10' if plan.has_members else 'none'}; extreme forecast index: {efi}\n"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EnsembleStore, (self.path, self.plan, self.kind, self.notices)
+        return EnsembleStore, (self.path, self.plan)
 
 
-def _finished(plain: dict[str, Any]) -> dict[str, Any]:
-    return {"kind": plain["kind"], "notices": tuple(plain["notices"])}
+class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
+    """Normalised statistics of an ensemble, or its members, with the targets of loss and scores in physical units.
 
+    The target stacks the truth, the ensemble's mean and standard deviation of the target variable, which a model
+    corrects, and, if the store has it, the extreme forecast index, NaN for dates that have none. Years are those of the
+    valid dates, as in ENS-10: a forecast that started on 31 December belongs to the next year.
 
-def years_of(dates: np.ndarray) -> np.ndarray:
-    return dates.astype("datetime64[Y]").astype(np.int64) + 1970
+    Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
+    `DataLoader(samples, batch_size=8, collate_fn=EnsembleSamples.collate)`.
+    """
+
+    def __init__(
+        self, store: EnsembleStore, years: tuple[int, int], *, inputs: Literal["statistics", "members"] = "statistics"
+    ) -> None:
+        self.store, self.years, self.inputs = store, years, inputs
+        if inputs == "members" and store.members is None:
+            raise DataError(f"{store.path} was made of statistics and holds no members: prepare it with ensemble/")
+        valid_years = years_of(store.valid_dates)
+        self._rows = np.flatnonzero((valid_years >= years[0]) & (valid_years <= years[1]))
+        if not len(self._rows):
+            raise DataError(
+                f"the years {years[0]} to {years[1]} hold no forecast: {store.path} has "
+                f"{describe_years(store.years())}; choose other years, or prepare them"
+            )
+
+    @property
+    def num_without_efi(self) -> int:
+        efi = self.store.efi
+        return 0 if efi is None else sum(bool(np.isnan(efi[int(row)]).all()) for row in self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        input, target = self.__getitems__([index])
+        return input[0], target[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns the inputs `(B, C, H, W)` and the targets `(B, 3 or 4, H, W)`."""
+        rows, store = self._rows[np.asarray(indices, np.int64)], self.store
+        fields = store.inputs if self.inputs == "statistics" else store.members
+        assert fields is not None
+        targets = [store.truth, store.target_mean, store.target_std, *([] if store.efi is None else [store.efi])]
+        input = np.stack([fields[row] for row in rows]).astype(np.float32)
+        target = np.stack([[values[row] for values in targets] for row in rows]).astype(np.float32)
+        return torch.from_numpy(input), torch.from_numpy(target)
+
+    @staticmethod
+    def collate(batch: Any) -> tuple[Tensor, Tensor]:
+        """Returns the batch as it is: `__getitems__` has stacked it, and torch's default would stack it again."""
+        return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -133,25 +133,6 @@ def _small(recipe: EnsembleRecipe) -> EnsembleRecipe:
     return replace(recipe, data=data, model=model, training=training, optimizer=optimizer)
 
 
-def _same(recipe: EnsembleRecipe) -> EnsembleRecipe:
-    return recipe
-
-
-@dataclass(frozen=True)
-class EnsembleScoreOptions:
-    """Scores the raw ensemble of a store.
-
-    smoe evaluate ens10 --ensemble stores/t850-10 --years 2016 2017
-
-    Attributes:
-        ensemble: Folder that `smoe data prepare ens10` made.
-        years: First and last year, by the dates for which forecasts are valid; the default is all years after training.
-    """
-
-    ensemble: Path
-    years: tuple[int, int] | None = None
-
-
 ENS10_TABLES = TableSet(
     name="ens10",
     metrics=_metrics("t850"),
@@ -183,7 +164,6 @@ class EnsembleExperiment(Experiment):
     name: ClassVar[str] = "ens10"
     recipe_type = EnsembleRecipe
     recipes = ENSEMBLE_RECIPES
-    score_options = EnsembleScoreOptions
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
         ("check", "ens10"): DataCommand("smoe_paper.ens10.commands:run_check", "ENS-10, preprocessed or as downloaded"),
         ("prepare", "ens10"): DataCommand(
@@ -197,9 +177,6 @@ class EnsembleExperiment(Experiment):
 
     def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         return self._call("scores", "physical_predictions", run, split)
-
-    def score(self, options: EnsembleScoreOptions) -> None:
-        self._call("scores", "print_store_scores", options.ensemble, options.years)
 
     def store_references(
         self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify

@@ -133,9 +133,6 @@ class Experiment:
     is_simulated: ClassVar[bool] = False
     """Whether the data are simulated where they are needed, and kept beside the runs."""
 
-    score_options: ClassVar[type[Any] | None] = None
-    """Options of `smoe evaluate NAME`, which scores forecasts of other origin; None if there is nothing of the kind."""
-
     data_remedy: ClassVar[str] = ""
     """What to do where no data are named; empty for `smoe data prepare NAME`."""
 
@@ -179,10 +176,6 @@ class Experiment:
     def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields predictions and truths of a split in physical units, batch by batch; here, as the network has them."""
         return run.predict(split)
-
-    def score(self, options: Any) -> None:
-        """Scores forecasts of other origin and prints a table; see `score_options`."""
-        raise NotImplementedError(f"{self.name} has nothing to score but runs; options were {options}")
 
     def draw(self, run: OpenRun, options: Any) -> list[Path]:
         """Draws what a run learned into its folder and returns the pictures."""

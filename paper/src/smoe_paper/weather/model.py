@@ -14,7 +14,7 @@ from smoe import nn
 from smoe.errors import DataError
 from smoe.training import to_plain
 from smoe.training.task import MeanLoss, Metric, Task
-from smoe_paper.atmosphere.axes import GRIDS
+from smoe_paper.atmosphere.fields import GRIDS
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 from smoe_paper.baselines.layers import LearnedChannels
 from smoe_paper.baselines.low_rank import LowRankLocal2d
@@ -69,8 +69,7 @@ def setting_of(data: WeatherData, store: WeatherStore | None) -> Setting:
         land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in constants else None
     num_fields = len(data.context_hours) * len(data.inputs or channels)
     num_constants = len(constants if data.constants is None else data.constants)
-    num_inputs = num_fields + num_constants + (data.continuous_lead_hours is not None)
-    return Setting(num_inputs, len(data.targets), grid.shape, grid.latitude, land)
+    return Setting(num_fields + num_constants, len(data.targets), grid.shape, grid.latitude, land)
 
 
 _Gated = AddedSpatialMoEModel | SpatialMoEResNetModel
@@ -212,10 +211,8 @@ def make_task(
 
 
 def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: Notify = print) -> WeatherSamples:
-    """Returns the samples of a split. Outside training a continuous lead is fixed at `lead_hours`."""
-    data, is_training = recipe.data, split == "train"
+    data = recipe.data
     years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
-    is_continuous = data.continuous_lead_hours is not None
     samples = WeatherSamples(
         store,
         years,
@@ -223,11 +220,9 @@ def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: N
         inputs=data.inputs,
         constants=data.constants,
         context_hours=data.context_hours,
-        lead_hours=data.lead_hours if data.continuous_lead_hours is None else data.continuous_lead_hours,
+        lead_hours=data.lead_hours,
         start_every_hours=data.test_every_hours if split == "test" else data.start_every_hours,
-        skip_hours=data.skip_hours if is_training else 0,
-        seed=recipe.seed,
-        fixed_lead=data.lead_hours if is_continuous and not is_training else None,
+        skip_hours=data.skip_hours if split == "train" else 0,
     )
     missing = samples.missing_years
     if missing:

@@ -27,7 +27,7 @@ from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.scores import channel_label, samples_of, score_baselines
 from smoe_paper.weather.store import WeatherStore
 from smoe_paper.weather.tables import WeatherShowOptions
-from smoe_paper.weather.truth import Baselines, Truth
+from smoe_paper.weather.truth import Truth
 
 
 def draw_forecast(store: WeatherStore, forecasts: np.ndarray, truths: np.ndarray, targets: Sequence[str]) -> Figure:
@@ -82,7 +82,7 @@ def draw_run(run: OpenRun, options: WeatherShowOptions) -> list[Path]:
         times = [np.datetime64(text, "h") for text in options.init_times]
     except ValueError as error:
         raise UsageError(f"--init-times: {error}; write a time as 2018-01-15T00") from None
-    samples, lead_hours = samples_of(run, options.split)
+    samples = samples_of(run, options.split)
     numbers = find_samples(samples, times)
     routed = _find_layers(run, options.layers)
     pictures = _draw_curves(run, samples.targets)
@@ -90,7 +90,7 @@ def draw_run(run: OpenRun, options: WeatherShowOptions) -> list[Path]:
     model = run.task.model.to(device).eval()
     inputs = [samples[number][0][None].to(device) for number in numbers]
     for number, input in zip(numbers, inputs, strict=True):
-        pictures.append(_draw_forecast(run, model, samples, number, lead_hours, input))
+        pictures.append(_draw_forecast(run, model, samples, number, input))
     return pictures + _draw_routing(run, model, samples, inputs[0], routed)
 
 
@@ -122,10 +122,9 @@ def _draw_curves(run: OpenRun, targets: Sequence[str]) -> list[Path]:
     return [path]
 
 
-def _draw_forecast(
-    run: OpenRun, model: nn.Module, samples: WeatherSamples, number: int, lead_hours: int, input: Tensor
-) -> Path:
-    store, init_time, valid_time = samples.store, samples.init_time(number), samples.valid_time(number)
+def _draw_forecast(run: OpenRun, model: nn.Module, samples: WeatherSamples, number: int, input: Tensor) -> Path:
+    store, lead_hours, init_time = samples.store, samples.lead_hours, samples.init_times[number]
+    valid_time = init_time + np.timedelta64(lead_hours, "h")
     truth = Truth(store, samples.targets).read(np.array([valid_time]))[0]
     with torch.no_grad():
         normalised = model(input)[0].double().cpu().numpy()
@@ -231,16 +230,15 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
     )
     if split is None:
         return parts
-    samples, lead_hours = samples_of(run, split)
+    samples = samples_of(run, split)
+    lead_hours = samples.lead_hours
     notify(f"{run.name}: scoring persistence and climatologies")
-    climatology = Truth(store, samples.targets).mean(samples.years)
-    baselines = Baselines(store, samples.targets, data.train_years)
     first, last = samples.years
     return ReportParts(
         places=parts.places,
         targets=parts.targets,
         data=parts.data,
-        baselines=score_baselines(baselines, samples.init_times, lead_hours, climatology),
+        baselines=score_baselines(samples, data.train_years),
         published=_published(lead_hours, run.name),
         remarks=(
             f"{len(samples):,} forecasts of {lead_hours} h in {first} to {last}. Published rows are of "

@@ -140,9 +140,7 @@ class WeatherData:
         inputs: Channels of the input; None for all of the store.
         constants: Constants of the input; None for all of the store.
         context_hours: Hours before the start of the input's times, in descending order.
-        lead_hours: Lead of the forecasts, and of validation and test with a continuous lead.
-        continuous_lead_hours: Smallest and largest lead, drawn at random for each sample and epoch and given to the
-            network as a further channel; None trains on `lead_hours` alone.
+        lead_hours: Lead of the forecasts.
         start_every_hours: Hours between the starts in training and validation; None for every step of the store.
         test_every_hours: Hours between the starts in the test.
         skip_hours: Hours left out at the beginning of the training years.
@@ -157,7 +155,6 @@ class WeatherData:
     constants: tuple[str, ...] | None = None
     context_hours: tuple[int, ...] = (12, 6, 0)
     lead_hours: int = 72
-    continuous_lead_hours: tuple[int, int] | None = None
     start_every_hours: int | None = None
     test_every_hours: int = 6
     # As Rasp and Thuerey, because radiation and precipitation have gaps there.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from smoe.command_line import UsageError
 from smoe.rules import Frozen, Probing, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import DataCommand, EvaluateOptions, Experiment, Notify, ShowOptions
@@ -192,10 +191,6 @@ def _small(recipe: WeatherRecipe) -> WeatherRecipe:
     return replace(recipe, data=data, model=model, training=_SIMULATED_TRAINING)
 
 
-def _same(recipe: WeatherRecipe) -> WeatherRecipe:
-    return recipe
-
-
 @dataclass(frozen=True)
 class WeatherEvaluateOptions(EvaluateOptions):
     """Scores a trained run beside persistence, climatologies and published results.
@@ -219,38 +214,6 @@ class WeatherShowOptions(ShowOptions):
 
     init_times: tuple[str, ...] = ()
     layers: str = ""
-
-
-@dataclass(frozen=True)
-class TruthOptions:
-    """Fields with which a file of forecasts is compared.
-
-    Attributes:
-        store: Folder that `smoe data prepare weather` made.
-        targets: Channels to score, of those in the file.
-        train_years: First and last year of the climatologies; the default is the years of the store's statistics.
-    """
-
-    store: Path | None = None
-    targets: tuple[str, ...] = ("z_500", "t_850", "t2m", "tp")
-    train_years: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class WeatherScoreOptions:
-    """Scores any forecasts in WeatherBench's layout (init_time, lead_time, lat, lon).
-
-    smoe evaluate weather --file forecasts.nc --data.store stores/era5
-
-    Attributes:
-        file: Forecasts of any model to score, NetCDF or Zarr.
-        skip_nan: Leave out forecasts with NaN instead of refusing the file.
-        data: Fields with which the forecasts are compared.
-    """
-
-    file: Path
-    skip_nan: bool = False
-    data: TruthOptions = field(default_factory=TruthOptions)
 
 
 WEATHER_TABLES = TableSet(
@@ -283,13 +246,9 @@ class WeatherExperiment(Experiment):
     recipes = WEATHER_RECIPES
     evaluate_options = WeatherEvaluateOptions
     show_options = WeatherShowOptions
-    score_options = WeatherScoreOptions
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("check", "weather"): DataCommand(
-            "smoe_paper.weather.commands:run_check", "WeatherBench, CMIP, WeatherBench-2"
-        ),
+        ("check", "weather"): DataCommand("smoe_paper.weather.commands:run_check", "WeatherBench, or CMIP like it"),
         ("prepare", "weather"): DataCommand("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
-        ("fetch", "era5-sample"): DataCommand("smoe_paper.weather.commands:run_fetch", "a few fields of ERA5, 10 MB"),
     }
     tables = WEATHER_TABLES
 
@@ -307,11 +266,6 @@ class WeatherExperiment(Experiment):
 
     def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         return self._call("scores", "physical_predictions", run, split)
-
-    def score(self, options: WeatherScoreOptions) -> None:
-        if options.data.store is None:
-            raise UsageError("--file needs --data.store FOLDER, the weather store to compare the forecasts with")
-        self._call("scores", "print_file_scores", options)
 
     def store_references(
         self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify

@@ -1,8 +1,9 @@
-"""Truth of forecasts, and forecasts without training."""
+"""Truth of forecasts in physical units, forecasts without training, and files of forecasts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -10,48 +11,43 @@ from rich.console import Console
 from rich.progress import track
 
 from smoe.errors import DataError
+from smoe.gridded import import_xarray, with_provenance, write_cf
+from smoe_paper.atmosphere.fields import Grid, years_of
+from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.weather.store import WeatherStore
 
-Scores = Mapping[str, float]
 _TIMES_PER_PIECE = 128
 
 
-def show_progress(steps: Sequence[int], text: str) -> Iterable[int]:
-    """Yields steps, with a bar on a terminal."""
+def pieces_of(times: np.ndarray, text: str) -> Iterator[np.ndarray]:
+    """Yields times in pieces, with a bar on a terminal."""
     console = Console(stderr=True)
-    return track(steps, text, console=console, transient=True, disable=not console.is_terminal)
+    starts = range(0, len(times), _TIMES_PER_PIECE)
+    for first in track(starts, text, console=console, transient=True, disable=not console.is_terminal):
+        yield times[first : first + _TIMES_PER_PIECE]
 
 
 class Truth:
     """Some channels of a store, in physical units."""
 
     def __init__(self, store: WeatherStore, channels: Sequence[str]) -> None:
-        self.store = store
-        self.channels = tuple(channels)
+        self.store, self.channels = store, tuple(channels)
         self._indices = store.channel_indices(self.channels)
-
-    def has(self, times: np.ndarray) -> np.ndarray:
-        """Returns a mask of the times, datetime64, that are in the store."""
-        return np.isin(times.astype("datetime64[h]"), self.store.times)
 
     def read(self, times: np.ndarray) -> np.ndarray:
         """Returns the fields at some times, float64, `(len(times), C, H, W)`."""
-        missing = times[~self.has(times)]
+        missing = times[~np.isin(times, self.store.times)]
         if len(missing):
             raise DataError(f"{missing[0]} is not among the times of the store {self.store.path}")
-        fields = np.empty((len(times), len(self.channels), *self.store.grid.shape))
-        for number, row in enumerate(np.searchsorted(self.store.times, times.astype("datetime64[h]"))):
-            fields[number] = self.store.fields[row][self._indices]
+        rows = np.searchsorted(self.store.times, times)
+        fields = np.stack([self.store.fields[row][self._indices] for row in rows]).astype(np.float64)
         for number, name in enumerate(self.channels):
             fields[:, number] = self.store.to_physical(name, fields[:, number])
         return fields
 
     def times_of(self, years: tuple[int, int]) -> np.ndarray:
-        """Returns the times of the store in the years from the first to the last."""
-        times = self.store.times
-        found = times[
-            (times >= np.datetime64(f"{years[0]:04d}", "h")) & (times < np.datetime64(f"{years[1] + 1:04d}", "h"))
-        ]
+        of_year = years_of(self.store.times)
+        found = self.store.times[(of_year >= years[0]) & (of_year <= years[1])]
         if not len(found):
             present = self.store.years()
             raise DataError(
@@ -60,18 +56,12 @@ class Truth:
             )
         return found
 
-    def pieces(self, times: np.ndarray, text: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields times and their fields in pieces, so that memory does not grow with their number."""
-        for first in show_progress(range(0, len(times), _TIMES_PER_PIECE), text):
-            piece = times[first : first + _TIMES_PER_PIECE]
-            yield piece, self.read(piece)
-
     def mean(self, years: tuple[int, int]) -> np.ndarray:
         """Returns the mean over all times of the years, `(C, H, W)`, which WeatherBench's ACC uses."""
         times = self.times_of(years)
         total = np.zeros((len(self.channels), *self.store.grid.shape))
-        for _, fields in self.pieces(times, f"mean of {years[0]}-{years[1]}"):
-            total += fields.sum(0)
+        for piece in pieces_of(times, f"mean of {years[0]}-{years[1]}"):
+            total += self.read(piece).sum(0)
         return total / len(times)
 
 
@@ -94,36 +84,49 @@ def week_of_year(times: np.ndarray) -> np.ndarray:
 class Baselines:
     """Forecasts from the training years alone, in physical units; memory holds 53 fields for each channel."""
 
-    def __init__(
-        self,
-        store: WeatherStore,
-        channels: Sequence[str],
-        train_years: tuple[int, int],
-    ) -> None:
+    def __init__(self, store: WeatherStore, channels: Sequence[str], train_years: tuple[int, int]) -> None:
         self.truth = Truth(store, channels)
-        self.train_years = train_years
         sums = np.zeros((NUM_WEEKS, len(self.truth.channels), *store.grid.shape))
         counts = np.zeros(NUM_WEEKS)
         times = self.truth.times_of(train_years)
-        for piece, fields in self.truth.pieces(times, f"climatology of {train_years[0]}-{train_years[1]}"):
-            weeks = week_of_year(piece)
-            for week in np.unique(weeks):
-                sums[week] += fields[weeks == week].sum(0)
-                counts[week] += np.count_nonzero(weeks == week)
+        for piece in pieces_of(times, f"climatology of {train_years[0]}-{train_years[1]}"):
+            weeks, fields = week_of_year(piece), self.truth.read(piece)
+            np.add.at(sums, weeks, fields)
+            counts += np.bincount(weeks, minlength=NUM_WEEKS)
         self.climatology = sums.sum(0) / counts.sum()
         # A week without a training time has the mean NaN, and so has the score of a forecast for it.
-        self.weekly_climatology = np.full_like(sums, np.nan)
-        known = counts > 0
-        self.weekly_climatology[known] = sums[known] / counts[known, None, None, None]
+        with np.errstate(invalid="ignore"):
+            self.weekly_climatology = sums / counts[:, None, None, None]
 
     def forecast(self, name: BaselineName, init_times: np.ndarray, valid_times: np.ndarray) -> np.ndarray:
-        """Returns the forecasts made at some times for others.
-
-        Returns:
-            Forecasts, float64, `(B, C, H, W)`.
-        """
+        """Returns the forecasts made at some times for others, float64, `(B, C, H, W)`."""
         if name == "persistence":
             return self.truth.read(init_times)
         if name == "climatology":
-            return np.broadcast_to(self.climatology, (len(init_times), *self.climatology.shape))
+            return np.repeat(self.climatology[None], len(init_times), axis=0)
         return self.weekly_climatology[week_of_year(valid_times)]
+
+
+def write_forecasts(
+    path: Path, forecasts: Mapping[str, np.ndarray], init_times: np.ndarray, lead_hours: int, grid: Grid, what: str
+) -> None:
+    """Writes forecasts of one lead by channel as `(init_time, lead_time, lat, lon)`, whole or not at all."""
+    coordinates = {
+        "init_time": ("init_time", init_times.astype("datetime64[ns]"), {"long_name": "start"}),
+        "lead_time": ("lead_time", np.array([lead_hours]), {"units": "hours", "long_name": "time since init_time"}),
+        "lat": ("lat", list(grid.latitude), {"units": "degrees_north", "standard_name": "latitude"}),
+        "lon": ("lon", list(grid.longitude), {"units": "degrees_east", "standard_name": "longitude"}),
+    }
+    arrays = {}
+    for name, fields in forecasts.items():
+        channel = parse_channel(name)
+        variable = VARIABLES[channel.variable]
+        if not np.isfinite(fields).all():
+            raise DataError(f"the forecast of {name} holds {np.count_nonzero(~np.isfinite(fields))} values not finite")
+        attributes = {"units": variable.units, "long_name": variable.folder}
+        if channel.level is not None:
+            attributes |= {"level": channel.level, "level_units": "hPa"}
+        arrays[name] = (tuple(coordinates), fields[:, None].astype(np.float32), attributes)
+    dataset = import_xarray().Dataset(arrays, coordinates)
+    dataset["init_time"].encoding = {"units": "hours since 1970-01-01", "dtype": "int64"}
+    write_cf(with_provenance(dataset, what), path)

@@ -1,0 +1,350 @@
+"""Ensemble forecasts as downloaded: the preprocessed files of ENS-10, its members in GRIB or NetCDF, the truth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoe._integrity import check_grib_file
+from smoe.errors import DataError
+from smoe.gridded import damage_as_data_error, import_cfgrib, open_netcdf
+from smoe_paper.atmosphere.fields import (
+    Grid,
+    OpenFiles,
+    as_minutes,
+    check_global,
+    check_order,
+    find_variable,
+    read_times,
+)
+from smoe_paper.atmosphere.variables import Variable, check_plausible, check_units
+from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, EnsembleTask, EnsembleVariable
+
+LEAD = np.timedelta64(LEAD_DAYS, "D")
+_EFI = Variable("efi", "efi", "1", (-1.2, 1.2), varies=False, unit_names=("", "dimensionless"))
+# Land is 29 % of the globe and up to a third of the points of a coarse grid; lakes and ice may have values or not.
+_MAX_LAND_SHARE = 0.6
+
+
+def check_fields(
+    fields: np.ndarray, physics: Variable, dates: np.ndarray, grid: Grid, where: str, *, is_sea_only: bool = False
+) -> None:
+    """Refuses fields `(T, H, W)` with values that are infinite, implausible, or missing."""
+    check_plausible(fields, physics, None, dates, where)
+    is_missing = np.isnan(fields)
+    share = is_missing.mean(axis=(1, 2))
+    most = _MAX_LAND_SHARE if is_sea_only else 0.0
+    if share.max() > most:
+        step = int(np.argmax(share > most))
+        row, column = np.unravel_index(int(is_missing[step].argmax()), grid.shape)
+        raise DataError(
+            f"{where} holds {int(is_missing.sum()):,} NaN{', more than land can be' if is_sea_only else ''}, the first "
+            f"at {dates[step]}, latitude {grid.latitude[row]:g}, longitude {grid.longitude[column]:g}: repair the file"
+        )
+
+
+class DatedFields:
+    """Fields `(T, H, W)` of a file, from north to south. The constructor checks the header, reading the values."""
+
+    def __init__(
+        self,
+        files: OpenFiles,
+        path: Path,
+        names: tuple[str, ...],
+        level: int | None,
+        physics: Variable,
+        grid: Grid | None = None,
+        *,
+        is_sea_only: bool = False,
+    ) -> None:
+        self._files, self._path, self._level = files, path, level
+        self._physics, self._is_sea_only = physics, is_sea_only
+        dataset = files[path]
+        found = find_variable(dataset, path, names, grid, has_levels=level is not None, is_north_first=True)
+        found.check_level(level)
+        self._variable, self.grid, self.where = found, found.grid, f"{path}: {found.name}"
+        # Days only: the programs that made the files assign a day's statistics to any hour of the day.
+        self._time, self.dates = read_times(dataset[found.name], self.where, "D")
+        check_units(physics, dataset[found.name].attrs.get("units"), self.where)
+
+    def read(self, date: np.datetime64) -> np.ndarray:
+        """Returns the field of a date, float32, `(H, W)`."""
+        index = np.flatnonzero(self.dates == date)
+        if not len(index):
+            raise DataError(f"{self.where} lacks {date}; it has {self.dates[0]} to {self.dates[-1]}")
+        where = {self._time: slice(int(index[0]), int(index[0]) + 1)}
+        field = self._variable.read(self._files[self._path], self._time, where, self._level)
+        check_fields(field, self._physics, np.array([date]), self.grid, self.where, is_sea_only=self._is_sea_only)
+        return field[0]
+
+
+# output.pl.20180104 holds the hindcasts of 20 years; ensemble/output.pl.19980104.grib those of one date.
+_RAW_FILE = re.compile(r"output\.(pl|sfc)\.([0-9]{8})(?:\.grib)?")
+_DATE_FILE = re.compile(r"output\.(pl|sfc)\.([0-9]{8})\.(grib|nc)")
+
+
+@dataclass(frozen=True)
+class MemberFile:
+    """A file with members; `date` is the date in its name, which stands for all years in a file as downloaded."""
+
+    path: Path
+    date: np.datetime64
+    has_all_years: bool
+
+
+def find_member_files(root: Path, task: EnsembleTask) -> list[MemberFile]:
+    """Returns the files of a data set with the members of a task's fields, by date."""
+    for folder, pattern, has_all_years in ((root / "ensemble", _DATE_FILE, False), (root, _RAW_FILE, True)):
+        found: dict[str, MemberFile] = {}
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            match = pattern.fullmatch(path.name)
+            if match is None or match[1] != task.level_type:
+                continue
+            date = f"{match[2][:4]}-{match[2][4:6]}-{match[2][6:]}"
+            if date in found:
+                raise DataError(f"{folder} has two files of {date}: {found[date].path.name}, {path.name}; keep one")
+            found[date] = MemberFile(path, np.datetime64(date, "D"), has_all_years)
+        if found:
+            return list(found.values())
+    return []
+
+
+def mean_and_spread(members: np.ndarray, num_members: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and population standard deviation of the first members `(M, H, W)`, as in the release; float32.
+
+    The release divides by M, not by M - 1 (cdo's `daystd`, torch's `unbiased=False`).
+    """
+    # In float32, means of geopotential would lose the digits in which members differ.
+    first = members[:num_members].astype(np.float64)
+    return first.mean(axis=0).astype(np.float32), first.std(axis=0).astype(np.float32)
+
+
+def check_numbers(numbers: Sequence[int], where: str) -> None:
+    if len(numbers) != NUM_MEMBERS or len(set(numbers)) != NUM_MEMBERS:
+        raise DataError(
+            f"{where} has {len(numbers)} members ({', '.join(map(str, sorted(numbers)))}), expected {NUM_MEMBERS} with "
+            "different numbers; download the file again"
+        )
+
+
+_KEYS = ("shortName", "dataDate:int", "dataTime:int", "endStep:int", "level:int", "number:int")
+_GRID_KEYS = ("gridType", "Ni:int", "Nj:int", "iScansNegatively:int", "jScansPositively:int",
+              "jPointsAreConsecutive:int", "latitudeOfFirstGridPointInDegrees:float",
+              "longitudeOfFirstGridPointInDegrees:float")  # fmt: skip
+
+
+class GribMembers:
+    """Reads a file of one date, or a file as downloaded, which holds twenty years, three leads and eleven levels."""
+
+    def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
+        import_cfgrib()
+        from cfgrib import messages
+
+        self._path = path = file.path
+        with damage_as_data_error(path):
+            check_grib_file(path)
+            self._stream = messages.FileStream(str(path), errors="raise")
+            # No index is written beside the data: the folder may be read-only, and an index may be out of date.
+            index = messages.FileIndex.from_fieldset(self._stream, [*_KEYS, *_GRID_KEYS])
+        self._offsets: dict[tuple[str, np.datetime64], dict[int, Any]] = {}
+        wanted = {variable.grib_short_name for variable in task.variables}
+        grids: set[tuple[Any, ...]] = set()
+        for (name, date, hour, step, level, number, *grid), offsets in index.iter_index():
+            if name not in wanted or step != 24 * LEAD_DAYS or (task.level is not None and level != task.level):
+                continue
+            if len(offsets) > 1 or hour != 0:
+                raise DataError(f"{path} holds {name} of {date}, {hour} h, member {number}, {len(offsets)} times")
+            start = np.datetime64(f"{date // 10000:04d}-{date // 100 % 100:02d}-{date % 100:02d}", "D")
+            self._offsets.setdefault((name, start), {})[number] = offsets[0]
+            grids.add(tuple(grid))
+        if len(grids) != 1:
+            level = "" if task.level is None else f" on {task.level} hPa"
+            raise DataError(
+                f"{path} holds forecasts of {', '.join(sorted(wanted))} for {24 * LEAD_DAYS} h{level} on {len(grids)} "
+                "grids, expected one"
+            )
+        self.starts = np.array(sorted({start for _, start in self._offsets}), "datetime64[D]")
+        for start in self.starts:
+            for name in sorted(wanted):
+                check_numbers(list(self._offsets.get((name, start), {})), f"{path}: {name} of {start}")
+        kind, columns, rows, is_westward, self._is_northward, is_column_first, *_ = grids.pop()
+        if kind not in ("regular_ll", "regular_gg") or is_westward or is_column_first:
+            raise DataError(f"{path} is on a grid of type {kind}, expected one in latitude and longitude; regrid it")
+        first = self._stream[next(iter(next(iter(self._offsets.values())).values()))]
+        latitude, longitude = (np.asarray(first[f"distinct{axis}"], np.float64) for axis in ("Latitudes", "Longitudes"))
+        self._shape = (rows, columns)
+        self._first_column = int(np.argmin(np.mod(longitude + 1e-6, 360.0)))
+        self.grid = check_global(np.sort(latitude)[::-1], np.sort(np.mod(longitude, 360.0)), str(path))
+
+    def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
+        """Returns the members of a variable, `(10, H, W)`, from north to south."""
+        offsets = self._offsets[variable.grib_short_name, start.astype("datetime64[D]")]
+        members = np.empty((len(offsets), *self._shape), np.float32)
+        with damage_as_data_error(self._path, f"{variable.grib_short_name} of {start}"):
+            for place, number in enumerate(sorted(offsets)):
+                message = self._stream[offsets[number]]
+                values = np.asarray(message["values"])
+                field = np.where(values == message["missingValue"], np.nan, values).reshape(self._shape)
+                members[place] = np.roll(field[::-1] if self._is_northward else field, -self._first_column, axis=1)
+        return members
+
+
+class NetcdfMembers:
+    """Reads the members of one date. The file is small and is read whole."""
+
+    def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
+        path = file.path
+        self._fields: dict[str, np.ndarray] = {}
+        grid: Grid | None = None
+        with damage_as_data_error(path), open_netcdf(path) as dataset:
+            starts, valid = (as_minutes(dataset[name].values, str(path)) for name in ("time", "valid_time"))
+            if len(starts) != 1 or (valid - starts != LEAD).any():
+                raise DataError(f"{path} holds forecasts from {starts[0]} for {valid[0]}, expected one, for 48 h")
+            self.starts = starts.astype("datetime64[D]")
+            for variable in task.variables:
+                names = [variable.grib_name]
+                has_levels = task.level is not None
+                found = find_variable(dataset, path, names, grid, has_levels=has_levels, is_north_first=True)
+                grid, array = found.grid, dataset[found.name]
+                check_units(variable.physics, array.attrs.get("units"), f"{path}: {found.name}")
+                numbers = [int(number) for number in np.atleast_1d(array["number"].values)]
+                check_numbers(numbers, f"{path}: {found.name}")
+                self._fields[variable.name] = found.read(dataset, "number", {}, task.level)[np.argsort(numbers)]
+        assert grid is not None
+        self.grid = grid
+
+    def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:  # noqa: ARG002 - of one start
+        return self._fields[variable.name]
+
+
+def open_members(file: MemberFile, task: EnsembleTask) -> GribMembers | NetcdfMembers:
+    """Opens a file and checks that each of its forecasts has ten members of every variable of the task."""
+    opened = NetcdfMembers(file, task) if file.path.suffix == ".nc" else GribMembers(file, task)
+    for start in opened.starts:
+        fits = str(start)[5:] == str(file.date)[5:] if file.has_all_years else start == file.date
+        if not fits:
+            raise DataError(f"{file.path} holds a forecast that started on {start}, but its name says {file.date}")
+    return opened
+
+
+class EnsembleSource:
+    """Forecasts of a task: `order` is that in which they are read fastest, `starts` ascend."""
+
+    kind: str
+    order: list[np.datetime64]
+
+    def __init__(self, task: EnsembleTask, num_members: int, grid: Grid) -> None:
+        self.task, self.num_members, self.grid = task, num_members, grid
+        self.starts = np.sort(np.array(self.order, "datetime64[D]"))
+        check_order(self.starts, f"starts of {task.name}")
+
+    def read(self, start: np.datetime64) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns mean and spread of each variable, `(C, H, W)`, and the members of the target, `(10, H, W)`."""
+        raise NotImplementedError
+
+
+class MemberSource(EnsembleSource):
+    """Reads `output.pl.2018MMDD` as downloaded, or `ensemble/output.pl.<date>.grib` and `.nc`.
+
+    Files as downloaded must all hold the years of the first file.
+    """
+
+    kind = "members"
+
+    def __init__(self, files: list[MemberFile], task: EnsembleTask, num_members: int) -> None:
+        self._open = (files[0], open_members(files[0], task))
+        years = [str(start)[:4] for start in self._open[1].starts]
+        self._file_of: dict[np.datetime64, MemberFile] = {}
+        for file in files:
+            date = str(file.date)
+            dates = [f"{year}{date[4:]}" for year in years] if file.has_all_years else [date]
+            self._file_of |= {np.datetime64(each, "D"): file for each in dates}
+        self.order = list(self._file_of)
+        super().__init__(task, num_members, self._open[1].grid)
+
+    def read(self, start: np.datetime64) -> tuple[np.ndarray, np.ndarray | None]:
+        file = self._file_of[start]
+        if self._open[0] != file:
+            self._open = (file, open_members(file, self.task))
+        opened = self._open[1]
+        if opened.grid != self.grid or start not in opened.starts:
+            raise DataError(f"{file.path} is on another grid than the first file, or lacks the forecast from {start}")
+        statistics = np.empty((2 * len(self.task.variables), *self.grid.shape), np.float32)
+        target = None
+        for index, variable in enumerate(self.task.variables):
+            members = opened.read(variable, start)
+            names = np.array([f"member {place}" for place in range(1, len(members) + 1)])
+            physics, where = variable.on_level(self.task.level), f"{file.path} ({start}): {variable.name}"
+            check_fields(members, physics, names, self.grid, where, is_sea_only=variable.is_sea_only)
+            statistics[2 * index : 2 * index + 2] = mean_and_spread(members, self.num_members)
+            target = members if index == self.task.target_index else target
+        return statistics, target
+
+
+class PreprocessedSource(EnsembleSource):
+    """Reads the preprocessed files of ENS-10. Their times are those for which the forecasts are valid."""
+
+    kind = "preprocessed"
+
+    def __init__(self, paths: dict[str, Path], task: EnsembleTask) -> None:
+        files, grid = OpenFiles(), None
+        self._fields: list[DatedFields] = []
+        for variable in task.variables:
+            for statistic, physics in (("mean", variable.on_level(task.level)), ("std", variable.spread())):
+                path, is_sea_only = paths[statistic], variable.is_sea_only
+                fields = DatedFields(files, path, (variable.name,), task.level, physics, grid, is_sea_only=is_sea_only)
+                grid = fields.grid
+                self._fields.append(fields)
+                if not np.array_equal(fields.dates, self._fields[0].dates):
+                    raise DataError(f"{fields.where} does not have the dates of {self._fields[0].where}")
+        assert grid is not None
+        self.order = list(self._fields[0].dates - LEAD)
+        super().__init__(task, NUM_MEMBERS, grid)
+
+    def read(self, start: np.datetime64) -> tuple[np.ndarray, np.ndarray | None]:
+        return np.stack([fields.read(start + LEAD) for fields in self._fields]), None
+
+
+def is_ens10(path: Path) -> bool:
+    if not path.is_dir():
+        return False
+    return any(path.glob("ENS10_*.nc")) or any(find_member_files(path, task) for task in TASKS.values())
+
+
+def open_ens10(root: Path, task: EnsembleTask, num_members: int = NUM_MEMBERS) -> EnsembleSource:
+    """Opens the forecasts of a task: the members if they are there, or preprocessed statistics of all ten."""
+    if not root.is_dir():
+        raise DataError(f"{root} does not exist; expected a folder of ENS-10")
+    files = find_member_files(root, task)
+    if files:
+        return MemberSource(files, task, num_members)
+    paths = {statistic: root / f"ENS10_{task.level_type}_{statistic}.nc" for statistic in ("mean", "std")}
+    missing = [path.name for path in paths.values() if not path.is_file()]
+    if missing or num_members != NUM_MEMBERS:
+        what = f"no {' and no '.join(missing)}" if missing else f"no members, of which --members {num_members} needs"
+        raise DataError(
+            f"{root} has {what}; expected ensemble/output.{task.level_type}.<date>.grib, "
+            f"output.{task.level_type}.2018<month><day>, or, for ten members, {paths['mean'].name} and "
+            f"{paths['std'].name}"
+        )
+    return PreprocessedSource(paths, task)
+
+
+def open_truth(root: Path, task: EnsembleTask, grid: Grid) -> DatedFields:
+    """Opens ERA5 at the dates for which the forecasts are valid."""
+    path = root / task.truth_file
+    if not path.is_file():
+        raise DataError(f"{root} has no {task.truth_file}, the truth of {task.name}: put it there, or name its --truth")
+    names = (task.target_variable.name, task.target_variable.grib_name)
+    return DatedFields(OpenFiles(), path, names, task.level, task.target_variable.on_level(task.level), grid)
+
+
+def open_efi(root: Path, task: EnsembleTask, grid: Grid) -> DatedFields | None:
+    """Opens the extreme forecast index of the release, if it is there."""
+    path = root / f"efi_{task.name}.nc"
+    return DatedFields(OpenFiles(), path, ("efi",), None, _EFI, grid) if path.is_file() else None
