@@ -163,7 +163,7 @@ def test_the_operator_itself_takes_zero_sizes(dtype):
         x = torch.zeros(2, channels, rows, 5, dtype=dtype)
         weight = torch.zeros(6, channels, 3, 3, dtype=dtype)
         indices = torch.zeros(1, selected, rows * 5, dtype=torch.int32)
-        output = torch.ops.smoe.routed_conv2d(x, weight, indices, 1, 1, "zeros")
+        output = torch.ops.smoe.routed_conv2d(x, weight, indices, 1, 1, "zeros", None)
         assert output.shape == (2, selected, rows, 5)
         assert not output.any()
 
@@ -171,7 +171,7 @@ def test_the_operator_itself_takes_zero_sizes(dtype):
 @pytest.mark.parametrize("bad", [torch.zeros(1, 1, 20, dtype=torch.int64), torch.zeros(1, 1, 20, device="meta")])
 def test_the_operator_itself_refuses_indices_that_the_kernels_would_misread(bad):
     with pytest.raises((ValueError, RuntimeError), match=r"indices|device"):
-        torch.ops.smoe.routed_conv2d(INPUT, WEIGHT, bad, 1, 1, "zeros")
+        torch.ops.smoe.routed_conv2d(INPUT, WEIGHT, bad, 1, 1, "zeros", None)
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -187,11 +187,12 @@ def test_operators_are_well_defined_for_compilers_in_both_memory_formats(dtype, 
         forward, backward = torch.ops.smoe.routed_conv2d.default, torch.ops.smoe.routed_conv2d_backward.default
         # Gradients of half precision are compared in test_mixed_precision.
         needs = dtype != torch.bfloat16
-        torch.library.opcheck(forward, (x.requires_grad_(needs), weight.requires_grad_(needs), indices, *options))
-        for needed in ((True, True), (False, True), (True, False)):
+        bias = torch.randn(6, dtype=dtype, requires_grad=needs) if per_sample else None
+        torch.library.opcheck(forward, (x.requires_grad_(needs), weight.requires_grad_(needs), indices, *options, bias))
+        for needed in ((True, True, True), (False, True, False), (True, False, False)):
             torch.library.opcheck(backward, (error, x.detach(), weight.detach(), indices, *options, *needed))
-        result = forward(x.detach(), weight.detach(), indices, *options)
-        fake = forward(x.detach().to("meta"), weight.detach().to("meta"), indices.to("meta"), *options)
+        result = forward(x.detach(), weight.detach(), indices, *options, None)
+        fake = forward(x.detach().to("meta"), weight.detach().to("meta"), indices.to("meta"), *options, None)
         assert fake.shape == result.shape
         if dtype != torch.float32:
             assert result.is_contiguous(memory_format=memory_format)
@@ -205,8 +206,15 @@ def test_gradients_have_derivatives(padding_mode, samples):
     x = torch.randn(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 2, 3, 3, dtype=torch.float64, requires_grad=True)
     indices = torch.rand(samples, 3, 4).argsort(dim=1)[:, :2].to(torch.int32)
+    bias = torch.randn(6, dtype=torch.float64, requires_grad=True)
     options = {"expert_channels": 2, "stride": 2, "padding_mode": padding_mode}
-    assert torch.autograd.gradgradcheck(lambda x, weight: routed_conv2d(x, weight, indices, **options), (x, weight))
+
+    def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return routed_conv2d(x, weight, indices, bias=bias, **options).square()
+
+    assert torch.autograd.gradcheck(function, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(function, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(lambda bias: function(x.detach(), weight.detach(), bias), (bias,))
 
 
 @pytest.mark.parametrize("stride", [6, 2**40])

@@ -16,12 +16,12 @@ def test_a_layer_is_measured_and_stored(
 ) -> None:
     from smoe_paper.benchmarks import layer
 
-    monkeypatch.setattr(layer, "CONFIGURATIONS", {"tiny": layer.Configuration(2, 3, 4, 2, 5, 6)})
+    monkeypatch.setattr(layer, "CONFIGURATIONS", {"tiny": layer.Configuration(2, 3, 2, 2, 9, 10)})
     table = tmp_path / "layer.md"
     assert main(["bench", "layer", "tiny", "--output", str(table), "--seconds", "0.01"]) == 0
     text = table.read_text()
-    assert text.count("| tiny |") == 4 and "| coherent | 2 |" in text
-    assert len(table.with_suffix(".jsonl").read_text().splitlines()) == 4
+    assert text.count("| tiny |") == 2 and "| smooth | 1 |" in text
+    assert len(table.with_suffix(".jsonl").read_text().splitlines()) == 2
 
 
 def test_an_unknown_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,6 @@ from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
 from smoe.ops._families import learn_factorised, slot_products
-from smoe.ops._gather import routed_bias
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order
@@ -486,7 +485,7 @@ class FilterBank(RoutedLayer):
         return ", ".join([*parts, super().extra_repr()])
 
     @abstractmethod
-    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Filters `(B, C, ...)` with the experts `(1 or B, E', P)` of each pixel; returns `(B, E' * F, *grid)`."""
 
     @abstractmethod
@@ -501,15 +500,8 @@ class FilterBank(RoutedLayer):
 
     def _select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Filters each pixel with its experts, and adds their bias."""
-        output = self._apply_bank(source, indices)
-        if self.bias is None or self._bias_owner == "slot":
-            return output
-        bias = routed_bias(self._offsets(), indices, self._expert_channels)
-        if bias.dtype != output.dtype:
-            bias = bias.to(output.dtype)
-        bias = bias.unflatten(2, output.shape[2:])
-        # The biases are as large as the output of one sample: nothing else needs them, so the sum takes their place.
-        return bias.add_(output) if bias.shape == output.shape and not has_transforms() else output + bias
+        is_added = self.bias is not None and self._bias_owner == "expert"
+        return self._apply_bank(source, indices, self._offsets() if is_added else None)
 
     def _trained_parameter(self) -> nn.Parameter | None:
         weight = self._parameters.get("weight")

@@ -408,11 +408,12 @@ class GraphMoE(FilterBank):
         for fingerprint in fingerprints.unique().tolist():
             node_order_of(self.gate).note_edges(fingerprint)
 
-    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Applies the linear maps of each node's experts to the features of its neighbourhood."""
         rows, columns = _fold(source.shape[2])
         grid = source.unflatten(2, (rows, columns))
-        return routed_conv(grid, self.weight[:, :, None, None], indices, self._expert_channels, 1, "zeros").flatten(2)
+        options = (self._expert_channels, 1, "zeros", bias)
+        return routed_conv(grid, self.weight[:, :, None, None], indices, *options).flatten(2)
 
     def _as_convolution(
         self, source: torch.Tensor, filters: torch.Tensor

@@ -390,14 +390,14 @@ class GridMoE(FilterBank):
             return conv_sizes(input.shape[2:], self.kernel_size, self._conv)
         return tuple((size - 1) // self.stride[0] + 1 for size in input.shape[2:])
 
-    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
         if self._conv is not None:
-            return routed_any_conv(source, self.weight, indices, self._expert_channels, self._conv)
+            return routed_any_conv(source, self.weight, indices, self._expert_channels, self._conv, bias)
         options = (self._expert_channels, self.stride[0], self.padding_mode)
         if source.ndim == 3:  # a line is an image of one row
-            return routed_conv(source.unsqueeze(2), self.weight.unsqueeze(2), indices, *options).squeeze(2)
-        return routed_conv(source, self.weight, indices, *options)
+            return routed_conv(source.unsqueeze(2), self.weight.unsqueeze(2), indices, *options, bias).squeeze(2)
+        return routed_conv(source, self.weight, indices, *options, bias)
 
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, *kernel)` everywhere."""

@@ -158,10 +158,10 @@ class HEALPixMoE(FilterBank):
         """The padded faces."""
         return pad_faces(input, self.width, self.border_sources)
 
-    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
         # The faces have their borders.
-        return routed_conv(source, self.weight.unsqueeze(2), indices, self._expert_channels, 1, "none")
+        return routed_conv(source, self.weight.unsqueeze(2), indices, self._expert_channels, 1, "none", bias)
 
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, k, k)` everywhere."""

@@ -45,7 +45,9 @@ def conv_sizes(sizes: Sequence[int], kernel: Sequence[int], options: ConvOptions
     )
 
 
-def any_conv(input: torch.Tensor, weight: torch.Tensor, options: ConvOptions) -> torch.Tensor:
+def any_conv(
+    input: torch.Tensor, weight: torch.Tensor, options: ConvOptions, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Convolves `(B, C, *grid)` with `(O, C / groups, *kernel)`; a transposed one has the filters in this shape too."""
     stride, padding, dilation, groups, mode, output_padding = options
     num_axes = weight.ndim - 2
@@ -54,10 +56,10 @@ def any_conv(input: torch.Tensor, weight: torch.Tensor, options: ConvOptions) ->
         filters = weight.transpose(0, 1)
         if groups > 1:  # (O, C / groups) to (C, O / groups), group by group
             filters = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-        return _TRANSPOSED[num_axes](input, filters, None, stride, zeros, output_padding, groups, dilation)
+        return _TRANSPOSED[num_axes](input, filters, bias, stride, zeros, output_padding, groups, dilation)
     if mode != "zeros" or any(before != after for before, after in padding):
         input, zeros = _pad(input, padding, mode), [0] * num_axes
-    return _CONVOLUTIONS[num_axes](input, weight, None, stride, zeros, dilation, groups)
+    return _CONVOLUTIONS[num_axes](input, weight, bias, stride, zeros, dilation, groups)
 
 
 def _pad(input: torch.Tensor, padding: tuple[tuple[int, int], ...], mode: str) -> torch.Tensor:
@@ -70,7 +72,12 @@ def _pad(input: torch.Tensor, padding: tuple[tuple[int, int], ...], mode: str) -
 
 
 def routed_any_conv(
-    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, options: ConvOptions
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    options: ConvOptions,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Applies, at each output pixel, the filters of its experts `(1 or B, E, P)`; those of a group are adjacent."""
-    return gather_experts(any_conv(input, weight, options), indices, expert_channels)
+    return gather_experts(any_conv(input, weight, options, bias), indices, expert_channels)

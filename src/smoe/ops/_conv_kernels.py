@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from smoe.ops._gather import gather_experts, scatter_experts
+from smoe.ops._gather import add_routed_bias, gather_experts, scatter_experts
 from smoe.ops._operators import Geometry, NativeLibrary, format_of, library_for, native_library, num_threads
 from smoe.options import PADDING_MODES
 
@@ -119,13 +119,15 @@ def dense_routed_conv(
     expert_channels: int = 1,
     stride: int = 1,
     padding_mode: str = "zeros",
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Arguments and result as the operators; cost and memory follow the whole bank X, not E."""
     if 0 in input.shape[1:]:
         # torch's convolution refuses these sizes; a sum over no channels is zero.
         grid = conv_grid(input.shape[2:], weight.shape[2:], stride, padding_mode)
-        return input.new_zeros(input.shape[0], indices.shape[1] * expert_channels, *grid)
-    outputs = convolve(input, weight, stride=stride, padding_mode=padding_mode)
+        zeros = input.new_zeros(input.shape[0], indices.shape[1] * expert_channels, *grid)
+        return zeros if bias is None else add_routed_bias(zeros, bias, indices, expert_channels)
+    outputs = convolve(input, weight, bias, stride=stride, padding_mode=padding_mode)
     return gather_experts(outputs, indices, expert_channels).contiguous(memory_format=format_of(input))
 
 
@@ -139,8 +141,9 @@ def dense_routed_conv_backward(
     padding_mode: str,
     needs_input: bool,
     needs_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of input and weight, each in the memory format of its tensor; one that is not needed is empty."""
+    needs_bias: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of input, weight and bias, each in the memory format of its tensor; one that is not needed is empty."""
     everywhere = scatter_experts(error, indices, weight.shape[0] // expert_channels, expert_channels)
     kernel, num_axes = weight.shape[2:], weight.ndim - 2
     padded, zeros = wrap_padding(input, kernel, padding_mode)
@@ -153,6 +156,7 @@ def dense_routed_conv_backward(
     return (
         by_padded.contiguous(memory_format=format_of(input)) if needs_input else input.new_empty(0),
         by_weight.contiguous(memory_format=format_of(weight)) if needs_weight else weight.new_empty(0),
+        everywhere.sum(dim=(0, *range(2, everywhere.ndim))) if needs_bias else weight.new_empty(0),
     )
 
 
@@ -203,17 +207,21 @@ def _find_problem(routing: torch.Tensor, num_experts: int) -> tuple[int, ...] | 
 
 Direction = Literal["forward", "input_gradient", "weight_gradient"]
 
-# A family of kernels by what lies in its vector lanes.
-PIXEL, LIST, BATCH = "smoe_pixel", "smoe_list", "smoe_batch"
+# Kernels by what lies in their vector lanes.
+PIXEL, LIST, BATCH, FAMILY = "smoe_pixel", "smoe_list", "smoe_batch", "smoe_family"
 _SMALLEST_BATCH: dict[Direction, int] = {"forward": 7, "input_gradient": 12, "weight_gradient": 6}
 
 
 class Problem(NamedTuple):
-    """A routed convolution for the kernels: its sizes, output grid, and the kernel of each direction."""
+    """A routed convolution for the kernels: its sizes, output grid, and the kernel of each direction.
+
+    Where the routing may be of families of two experts, their kernel comes before that of the forward direction.
+    """
 
     geometry: Geometry
     grid: tuple[int, ...]
     kernels: dict[Direction, str]
+    is_family: bool
 
 
 @functools.lru_cache(maxsize=1024)
@@ -242,14 +250,23 @@ def make_problem(
         *(D, output_depth, kernel_depth, is_circular * (len(input) - 4)),
         *(is_padded * (size // 2) for size in (kernel_depth, kernel_height, kernel_width)),
     )
+    is_tiny = taps * input[1] * routing[1] <= (64 if batch < 4 else 96)
     kernels: dict[Direction, str] = {}
     for direction, smallest_batch in _SMALLEST_BATCH.items():
         # In a bank with filters for each pixel, the list of pixels of an expert is too short.
-        family = LIST if weight[0] <= 8192 and (routing[1] < 4 or batch < smallest_batch) else BATCH
-        if taps * input[1] * routing[1] <= (64 if batch < 4 else 96):
-            family = PIXEL
-        kernels[direction] = f"{family}_{direction}"
-    return Problem(geometry, grid, kernels)
+        lanes = LIST if weight[0] <= 8192 and (routing[1] < 4 or batch < smallest_batch) else BATCH
+        kernels[direction] = f"{PIXEL if is_tiny else lanes}_{direction}"
+    library = native_library()
+    is_family = library is not None and library.has_family_lanes and not is_tiny and suits_family_lanes(geometry)
+    return Problem(geometry, grid, kernels, is_family)
+
+
+def suits_family_lanes(geometry: Geometry) -> bool:
+    """Whether a forward pass is faster with families of two experts in the lanes, if the routing has such families."""
+    lanes = -(-geometry.selected // 16) * 16
+    # The lists reach half of this kernel's rate, samples in the lanes most of it, but with few channels.
+    share = 0.5 if geometry.batch < 7 or geometry.channels <= 16 else 0.8
+    return geometry.experts == 2 * geometry.selected >= 2 * share * lanes
 
 
 def _run(
@@ -260,16 +277,21 @@ def _run(
     second: torch.Tensor,
     indices: torch.Tensor,
     result: torch.Tensor,
+    *bias: torch.Tensor | None,
 ) -> None:
     """Fills `result`; the weight gradient, where samples have routings of their own, for each of them."""
-    name, geometry = problem.kernels[direction], ctypes.byref(problem.geometry)
+    geometry = ctypes.byref(problem.geometry)
     if len(indices) == 1:
-        library.call(name, geometry, first, second, indices, result)
+        arguments = (geometry, first, second, *bias, indices, result)
+        if direction == "forward" and problem.is_family and library.call(f"{FAMILY}_forward", *arguments):
+            return
+        library.call(problem.kernels[direction], *arguments)
         return
     for sample, routing in enumerate(indices):
         # All samples share the weights, which stand second but for their own gradient.
         operand = second[sample] if direction == "weight_gradient" else second
-        library.call(name, geometry, first[sample], operand, routing, result[sample])
+        one = (first[sample : sample + 1], operand, routing[None], result[sample : sample + 1])
+        _run(library, problem, direction, *one, *bias)
 
 
 def native_routed_conv(
@@ -279,18 +301,21 @@ def native_routed_conv(
     expert_channels: int,
     stride: int,
     padding_mode: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The output on a CPU: by the kernels where they serve, dense otherwise."""
-    library = library_for(input, weight)
+    library = library_for(input, weight, *(() if bias is None else (bias,)))
     if library is None:
-        return dense_routed_conv(input, weight, indices, expert_channels, stride, padding_mode)
+        return dense_routed_conv(input, weight, indices, expert_channels, stride, padding_mode, bias)
     indices = _fold_routing(library, indices, expert_channels)
     problem = make_problem(input.shape, weight.shape, indices.shape, stride, padding_mode, num_threads())
     output = input.new_empty(input.shape[0], indices.shape[1], *problem.grid)
     if input.numel() == 0:
-        return output.zero_()
+        output = output.zero_()
+        return output if bias is None else add_routed_bias(output, bias, indices)
     if output.numel():
-        _run(library, problem, "forward", input.contiguous(), weight.contiguous(), indices, output)
+        bias = bias if bias is None else bias.contiguous()
+        _run(library, problem, "forward", input.contiguous(), weight.contiguous(), indices, output, bias)
     return output
 
 
@@ -304,16 +329,24 @@ def native_routed_conv_backward(
     padding_mode: str,
     needs_input: bool,
     needs_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of input and weight on a CPU; one that is not needed is empty."""
+    needs_bias: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of input, weight and bias on a CPU; one that is not needed is empty."""
     library = library_for(error, input, weight)
     if library is None:
         options = (expert_channels, stride, padding_mode)
-        return dense_routed_conv_backward(error, input, weight, indices, *options, needs_input, needs_weight)
+        needs = (needs_input, needs_weight, needs_bias)
+        return dense_routed_conv_backward(error, input, weight, indices, *options, *needs)
     by_input, by_weight = input.new_empty(0), weight.new_empty(0)
+    by_bias = weight.new_zeros(len(weight) if needs_bias else 0)
     if error.numel() == 0 or input.numel() == 0:
-        return torch.zeros_like(input) if needs_input else by_input, (
-            torch.zeros_like(weight) if needs_weight else by_weight
+        if needs_bias and error.numel():
+            everywhere = scatter_experts(error, indices, len(weight) // expert_channels, expert_channels)
+            by_bias = everywhere.flatten(2).sum(dim=(0, 2))
+        return (
+            torch.zeros_like(input) if needs_input else by_input,
+            torch.zeros_like(weight) if needs_weight else by_weight,
+            by_bias,
         )
     indices = _fold_routing(library, indices, expert_channels)
     problem = make_problem(input.shape, weight.shape, indices.shape, stride, padding_mode, num_threads())
@@ -326,7 +359,12 @@ def native_routed_conv_backward(
         by_weight = torch.empty_like(weight) if is_shared else weight.new_empty(input.shape[0], *weight.shape)
         _run(library, problem, "weight_gradient", input, error, indices, by_weight)
         by_weight = by_weight if is_shared else by_weight.sum(dim=0)
-    return by_input, by_weight
+    if needs_bias:
+        for part, routing in zip([error] if len(indices) == 1 else error.split(1), indices, strict=True):
+            found = torch.empty_like(by_bias)
+            library.call("smoe_bias_gradient", ctypes.byref(problem.geometry), part, routing, found)
+            by_bias += found
+    return by_input, by_weight, by_bias
 
 
 def _fold_routing(library: NativeLibrary, indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
@@ -372,7 +410,8 @@ def hold_plan(
     input, bank = (1, weight.shape[1], *sizes), (*weight.shape[:2], *_volume(weight.shape[2:]))
     folded = _fold_routing(library, indices, expert_channels)
     problem = make_problem(torch.Size(input), torch.Size(bank), folded.shape, stride, "none", num_threads())
-    return HeldPlan(library, problem.geometry, folded) if problem.kernels["forward"].startswith(LIST) else None
+    needs_plan = problem.kernels["forward"].startswith(LIST) and not problem.is_family
+    return HeldPlan(library, problem.geometry, folded) if needs_plan else None
 
 
 def _volume(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -88,8 +88,9 @@ def _has_channels_last(values: torch.Tensor) -> bool:
     return not values.is_contiguous() and values.transpose(1, 2).is_contiguous()
 
 
-def routed_bias(bias: torch.Tensor, indices: torch.Tensor, expert_channels: int = 1) -> torch.Tensor:
-    """Picks the bias of the selected experts; gradients reach `bias`."""
-    # Autograd keeps the index: as int32, which the layer keeps too, it takes no memory.
-    channels = indices if expert_channels == 1 else fold_channels(indices, expert_channels)
-    return bias.index_select(0, channels.flatten()).view_as(channels)
+def add_routed_bias(
+    output: torch.Tensor, bias: torch.Tensor, indices: torch.Tensor, expert_channels: int = 1
+) -> torch.Tensor:
+    """Adds the bias of the selected experts `(1 or B, E, P)` to `(B, E * F, *grid)`."""
+    channels = fold_channels(indices, expert_channels)
+    return output + bias.index_select(0, channels.flatten()).view(*channels.shape[:2], *output.shape[2:])

@@ -50,8 +50,8 @@ class NativeLibrary:
     instruction_set: str
     functions: ctypes.CDLL
 
-    def call(self, name: str, *arguments: object) -> None:
-        """Calls a function that returns 0; tensors are passed by their address, integers as int64."""
+    def call(self, name: str, *arguments: object) -> bool:
+        """Calls a function; tensors are passed by their address, integers as int64. False: it does not serve these."""
         converted: list[object] = []
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
@@ -65,8 +65,15 @@ class NativeLibrary:
                 f"the library of the kernels for {self.instruction_set} is older than the sources, it has no {name}: "
                 "build it again by python setup.py build_ext --inplace, or install smoe again"
             )
-        if function(*converted):
+        code = function(*converted)
+        if code == 1:
             raise MemoryError(f"the kernel {name} could not allocate its memory; use a smaller batch")
+        return code == 0
+
+    @functools.cached_property
+    def has_family_lanes(self) -> bool:
+        """Whether the kernel of families of two experts is faster than others on this processor."""
+        return self.call("smoe_family_is_fast")
 
 
 def _library_file(instruction_set: str) -> Path:

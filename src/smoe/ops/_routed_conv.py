@@ -20,6 +20,7 @@ from smoe.ops._conv_kernels import (
     output_grid,
     wrap_padding,
 )
+from smoe.ops._gather import add_routed_bias, scatter_experts
 from smoe.ops._operators import FLOP_FORMULAS, call_operator, format_of, has_transforms, library_for, register_operator
 from smoe.ops.triton._choice import why_not_sparse
 from smoe.options import PADDING_MODES, PaddingMode
@@ -36,11 +37,12 @@ def routed_conv2d(
     expert_channels: int = 1,
     stride: int = 1,
     padding_mode: PaddingMode = "zeros",
+    bias: torch.Tensor | None = None,
     check_indices: bool = True,
 ) -> torch.Tensor:
     """Applies, at each output pixel, the filters of the experts selected there.
 
-    Gradients reach `input` and `weight`. Padding keeps the grid at stride 1.
+    Gradients reach `input`, `weight` and `bias`. Padding keeps the grid at stride 1.
 
     Args:
         input: `(B, C, H, W)`.
@@ -51,6 +53,7 @@ def routed_conv2d(
         expert_channels: F, the number of outputs per expert.
         stride: Stride of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
+        bias: Bias of each filter, `(X * F,)`; None for none.
         check_indices: Check on a CPU that the indices are in range and distinct at each pixel, and on a GPU that they
             are in range. Not needed for the indices of `top_experts`.
 
@@ -64,7 +67,9 @@ def routed_conv2d(
             check_choices(indices, num_experts, output_grid(input.shape[2], input.shape[3], stride)[1])
         elif indices.is_cuda:
             assert_in_range(indices, num_experts)
-    return routed_conv(input, weight, indices, expert_channels, stride, padding_mode)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be ({weight.shape[0]},), one for each filter, got shape {tuple(bias.shape)}")
+    return routed_conv(input, weight, indices, expert_channels, stride, padding_mode, bias)
 
 
 def routed_conv3d(
@@ -92,14 +97,17 @@ def routed_conv(
     expert_channels: int,
     stride: int,
     padding_mode: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `routed_conv2d` and `routed_conv3d`, for callers that have made their checks."""
     device_type = input.device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
         input, weight = (part if part.dtype == torch.float64 else part.to(dtype) for part in (input, weight))
+    if bias is not None and bias.dtype != input.dtype:
+        bias = bias.to(input.dtype)
     operator = _routed_conv2d if input.ndim == 4 else _routed_conv3d
-    return call_operator(operator, input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode)
+    return call_operator(operator, input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode, bias)
 
 
 def _check(
@@ -167,12 +175,14 @@ def _refuse_mixed_devices(input: torch.Tensor, weight: torch.Tensor, indices: to
         )
 
 
-def _cuda(input, weight, indices, expert_channels, *options):
+def _cuda(input, weight, indices, expert_channels, stride, padding_mode, bias=None):
+    options = (expert_channels, stride, padding_mode)
     if why_not_sparse(input, weight, indices, expert_channels) is not None:
-        return dense_routed_conv(input, weight, indices, expert_channels, *options)
+        return dense_routed_conv(input, weight, indices, *options, bias)
     from smoe.ops.triton._kernels import triton_routed_conv2d
 
-    return triton_routed_conv2d(input, weight, indices, expert_channels, *options)
+    output = triton_routed_conv2d(input, weight, indices, *options)
+    return output if bias is None else add_routed_bias(output, bias, indices, expert_channels)
 
 
 def _cuda_backward(error, input, weight, indices, expert_channels, *options):
@@ -181,17 +191,26 @@ def _cuda_backward(error, input, weight, indices, expert_channels, *options):
         return dense_routed_conv_backward(*arguments)
     from smoe.ops.triton._kernels import triton_routed_conv2d_backward
 
-    return triton_routed_conv2d_backward(*arguments)
+    needs_bias = options[-1]
+    by_bias = weight.new_empty(0)
+    if needs_bias:
+        # Sums without atomic operations, which have no order.
+        total, num_experts = error.sum(dim=0, keepdim=True), len(weight) // expert_channels
+        by_bias = scatter_experts(total, indices, num_experts, expert_channels).flatten(2).sum(dim=(0, 2))
+    return *triton_routed_conv2d_backward(*arguments[:-1]), by_bias
 
 
-def _fake(input, weight, indices, expert_channels, stride, padding_mode):
+def _fake(input, weight, indices, expert_channels, stride, padding_mode, bias=None):
+    del bias
     _refuse_mixed_devices(input, weight, indices)
     grid = conv_grid(input.shape[2:], weight.shape[2:], stride, padding_mode)
     output = input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
     return output.contiguous(memory_format=_promised_format(input, input, weight))
 
 
-def _fake_backward(error, input, weight, indices, expert_channels, stride, padding_mode, needs_input, needs_weight):
+def _fake_backward(
+    error, input, weight, indices, expert_channels, stride, padding_mode, needs_input, needs_weight, needs_bias
+):
     del error, expert_channels, stride, padding_mode
     _refuse_mixed_devices(input, weight, indices)
     by_input, by_weight = (
@@ -200,7 +219,7 @@ def _fake_backward(error, input, weight, indices, expert_channels, stride, paddi
         else tensor.new_empty(0)
         for tensor, is_needed in ((input, needs_input), (weight, needs_weight))
     )
-    return by_input, by_weight
+    return by_input, by_weight, weight.new_empty(weight.shape[0] if needs_bias else 0)
 
 
 def _promised_format(like: torch.Tensor, input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
@@ -218,38 +237,46 @@ def _register(name: str, **cuda: Callable[..., Any]) -> Callable[..., torch.Tens
 
     def keep(ctx, inputs, output):
         del output
-        input, weight, indices, *ctx.options = inputs
+        input, weight, indices, *ctx.options, _ = inputs
         ctx.save_for_backward(input, weight, indices)
 
     def gradients(ctx, error):
-        needs = ctx.needs_input_grad[:2]
+        *needs, _, _, _, _, needs_bias = ctx.needs_input_grad
+        needs = (*needs, needs_bias)
         found = call_operator(backward, error, *ctx.saved_tensors, *ctx.options, *needs)
-        return found[0] if needs[0] else None, found[1] if needs[1] else None, None, None, None, None
+        by_input, by_weight, by_bias = (part if needed else None for part, needed in zip(found, needs, strict=True))
+        return by_input, by_weight, None, None, None, None, by_bias
 
     def keep_for_second(ctx, inputs, output):
         del output
-        error, input, weight, indices, *ctx.options, _, _ = inputs
+        error, input, weight, indices, *ctx.options, _, _, _ = inputs
         ctx.save_for_backward(error, input, weight, indices)
         ctx.set_materialize_grads(False)
 
-    def second_gradients(ctx, of_input: torch.Tensor | None, of_weight: torch.Tensor | None):
+    def second_gradients(
+        ctx, of_input: torch.Tensor | None, of_weight: torch.Tensor | None, of_bias: torch.Tensor | None
+    ):
         error, input, weight, indices = ctx.saved_tensors
         needs_error, needs_input, needs_weight = ctx.needs_input_grad[:3]
         by_error = by_input = by_weight = None
         if needs_error and of_input is not None:
-            by_error = call_operator(forward, of_input, weight, indices, *ctx.options)
+            by_error = call_operator(forward, of_input, weight, indices, *ctx.options, of_bias)
+        elif needs_error and of_bias is not None:
+            by_error = add_routed_bias(torch.zeros_like(error), of_bias, indices, ctx.options[0])
         if needs_error and of_weight is not None:
-            part = call_operator(forward, input, of_weight, indices, *ctx.options)
+            part = call_operator(forward, input, of_weight, indices, *ctx.options, None)
             by_error = part if by_error is None else by_error + part
         if needs_input and of_weight is not None:
-            by_input, _ = call_operator(backward, error, input, of_weight, indices, *ctx.options, True, False)
+            by_input, *_ = call_operator(backward, error, input, of_weight, indices, *ctx.options, True, False, False)
         if needs_weight and of_input is not None:
-            _, by_weight = call_operator(backward, error, of_input, weight, indices, *ctx.options, False, True)
-        return by_error, by_input, by_weight, *(None,) * 6
+            _, by_weight, _ = call_operator(
+                backward, error, of_input, weight, indices, *ctx.options, False, True, False
+            )
+        return by_error, by_input, by_weight, *(None,) * 7
 
     backward: Callable[..., Any] = register_operator(
         f"{name}_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, {options}, bool needs_input, "
-        "bool needs_weight) -> (Tensor, Tensor)",
+        "bool needs_weight, bool needs_bias) -> (Tensor, Tensor, Tensor)",
         dense=dense_routed_conv_backward,
         native=native_routed_conv_backward,
         cuda=cuda.get("backward"),
@@ -258,7 +285,7 @@ def _register(name: str, **cuda: Callable[..., Any]) -> Callable[..., torch.Tens
         setup_context=keep_for_second,
     )
     forward: Callable[..., Any] = register_operator(
-        f"{name}(Tensor input, Tensor weight, Tensor indices, {options}) -> Tensor",
+        f"{name}(Tensor input, Tensor weight, Tensor indices, {options}, Tensor? bias) -> Tensor",
         dense=dense_routed_conv,
         native=native_routed_conv,
         cuda=cuda.get("forward"),
@@ -278,7 +305,7 @@ def _flops(input, weight, *options, out_val):
 
 def _flops_backward(error, input, weight, indices, expert_channels, stride, padding_mode, *needs, out_val):
     del input, indices, expert_channels, stride, padding_mode, out_val
-    return 2 * error.numel() * weight[0].numel() * sum(needs)
+    return 2 * error.numel() * weight[0].numel() * sum(needs[:2])
 
 
 _routed_conv2d = _register("routed_conv2d", forward=_cuda, backward=_cuda_backward)
@@ -313,8 +340,7 @@ def grid_conv2d(
         num_filters = weight.shape[0]
         grid = output_grid(input.shape[2], input.shape[3], stride)
         every_filter = torch.arange(num_filters, dtype=torch.int32)[None, :, None].expand(1, -1, grid[0] * grid[1])
-        output = routed_conv(input, weight, every_filter.contiguous(), 1, stride, padding_mode)
-        return output if bias is None else output + bias[:, None, None]
+        return routed_conv(input, weight, every_filter.contiguous(), 1, stride, padding_mode, bias)
     return convolve(input, weight, bias, stride=stride, padding_mode=padding_mode)
 
 

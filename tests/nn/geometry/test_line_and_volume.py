@@ -108,9 +108,9 @@ def test_volume_operator():
     x = torch.randn(2, 2, 3, 4, 5, requires_grad=True)
     weight = torch.randn(4, 2, 3, 3, 3, requires_grad=True)
     indices = torch.randn(1, 4, 60).argsort(dim=1)[:, :2].int()
-    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (x, weight, indices, 1, 1, "zeros"))
+    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (x, weight, indices, 1, 1, "zeros", None))
     inner = torch.randn(1, 4, 3).argsort(dim=1)[:, :2].int()
-    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (x, weight, inner[..., :2], 1, 2, "none"))
+    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (x, weight, inner[..., :2], 1, 2, "none", None))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 import random
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from smoe.ops._conv_kernels import BATCH, LIST, PIXEL, conv_grid, dense_routed_conv, make_problem
+from smoe.ops import routed_conv2d
+from smoe.ops._conv_kernels import BATCH, FAMILY, LIST, PIXEL, conv_grid, dense_routed_conv, make_problem
 from smoe.ops._operators import INSTRUCTION_SETS, NativeLibrary, _library_file, native_library, why_not
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
-DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
+DIRECTIONS = ("forward", "input_gradient", "weight_gradient", "bias_gradient")
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,22 @@ def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[in
     """Compares output and gradients with those of float64, for two numbers of threads, which must agree bit by bit."""
     torch.manual_seed(0)
     input, weight = torch.randn(case.B, case.C, *case.sizes), torch.randn(case.X, case.C, *case.kernel)
-    indices = torch.rand(1, case.X, math.prod(case.grid)).topk(case.E, dim=1).indices.int().contiguous()
+    bias = torch.randn(case.X) if (case.B + case.C) % 2 else None
+    num_pixels = math.prod(case.grid)
+    if family == FAMILY:
+        indices = (2 * torch.arange(case.E)[:, None] + torch.randint(2, (case.E, num_pixels)))[None].int()
+    else:
+        indices = torch.rand(1, case.X, num_pixels).topk(case.E, dim=1).indices.int().contiguous()
     exact_input, exact_weight = input.double().requires_grad_(), weight.double().requires_grad_()
-    output = dense_routed_conv(exact_input, exact_weight, indices, 1, case.stride, case.mode)
+    exact_bias = (torch.zeros(case.X) if bias is None else bias).double().requires_grad_()
+    output = dense_routed_conv(exact_input, exact_weight, indices, 1, case.stride, case.mode, exact_bias)
     error = torch.randn(output.shape)
     output.backward(error.double())
-    expected = {"forward": output.detach(), "input_gradient": exact_input.grad, "weight_gradient": exact_weight.grad}
-    arguments = {"forward": (input, weight), "input_gradient": (error, weight), "weight_gradient": (input, error)}
-    for direction in DIRECTIONS:
-        truth = expected[direction]
+    truths = (output.detach(), exact_input.grad, exact_weight.grad, exact_bias.grad)
+    arguments = ((input, weight, bias), (error, weight), (input, error), (error,))
+    for direction, truth, given in zip(DIRECTIONS, truths, arguments, strict=True):
+        if family == FAMILY and direction != "forward":
+            continue
         assert truth is not None
         results = []
         for threads in num_threads:
@@ -98,7 +107,8 @@ def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[in
             geometry = make_problem(*shapes, case.stride, case.mode, threads).geometry
             # Prefilled with NaN, so that an element nobody writes shows.
             result = torch.full(truth.shape, torch.nan)
-            library.call(f"{family}_{direction}", ctypes.byref(geometry), *arguments[direction], indices, result)
+            name = "smoe_bias_gradient" if direction == "bias_gradient" else f"{family}_{direction}"
+            assert library.call(name, ctypes.byref(geometry), *given, indices, result)
             results.append(result)
         assert torch.equal(*results), f"{direction} of {case} depends on the number of threads"
         scale = float(truth.abs().max().clamp_min(1e-30))
@@ -122,6 +132,25 @@ def test_odd_shapes(instruction_set: str, family: str) -> None:
     library = open_build(instruction_set)
     for case in [*CORNERS, *random_planes(1, 40), *random_volumes(2, 30)]:
         check(library, family, case)
+
+
+def test_families_of_two() -> None:
+    library = open_build("avx512")
+    for case in [*CORNERS, *random_planes(3, 60), *random_volumes(4, 30), Case(1, 130, 0, 40, (50, 70))]:
+        check(library, FAMILY, dataclasses.replace(case, X=2 * case.E))
+
+
+@pytest.mark.parametrize("place", [0, 1000, 2 * 9 * 130 - 1])
+def test_the_kernel_of_families_refuses_other_routings(place: int) -> None:
+    library = open_build("avx512")
+    input, weight = torch.randn(1, 3, 9, 260), torch.randn(4, 3, 3, 3)
+    indices = torch.tensor([0, 2], dtype=torch.int32)[None, :, None].repeat(1, 1, 9 * 260)
+    indices.view(-1)[place] = 3 if place < 9 * 260 else 1
+    geometry = make_problem(input.shape, weight.shape, indices.shape, 1, "zeros", 1).geometry
+    output = torch.zeros(1, 2, 9, 260)
+    assert not library.call(f"{FAMILY}_forward", ctypes.byref(geometry), input, weight, None, indices, output)
+    expected = dense_routed_conv(input, weight, indices)
+    torch.testing.assert_close(routed_conv2d(input, weight, indices, check_indices=False), expected, atol=1e-5, rtol=0)
 
 
 # Too large for one band of the list kernels, in all directions: several bands of a sample, with the border in another

@@ -70,7 +70,7 @@ def test_sparse_equals_dense_in_float64(dtype, tolerance):
 
 def test_opcheck():
     input, weight, indices, _ = make_tensors(torch.float32)
-    torch.library.opcheck(torch.ops.smoe.routed_conv2d.default, (input, weight, indices, 1, 1, "zeros"))
+    torch.library.opcheck(torch.ops.smoe.routed_conv2d.default, (input, weight, indices, 1, 1, "zeros", None))
     scores = torch.randn(1, EXPERTS, 60, device="cuda")
     torch.library.opcheck(torch.ops.smoe.top_experts.default, (scores, SELECTED))
     torch.library.opcheck(torch.ops.smoe.family_experts.default, (scores, SELECTED))

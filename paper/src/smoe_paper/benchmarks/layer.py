@@ -1,201 +1,210 @@
-"""The routed convolution and whole layers in training, beside F.conv2d with as many filters as selected (= 1.0)."""
+"""The default layer in training and inference, beside a convolution with as many outputs (= 1.0), and its peers."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 import tyro
 from rich.progress import track
+from torch import nn
 
+import smoe
 from smoe.command_line import UsageError, parse
-from smoe.nn import SpatialMoE2d
-from smoe.ops import routed_conv2d
-from smoe.ops._conv_kernels import dense_routed_conv
-from smoe.ops._routing import top_experts
-from smoe.rules import Frozen, RoutingClassification, Rule
+from smoe.nn import FactorisedGate, LocalAffine
+from smoe.ops._operators import native_library
+from smoe.rules import Frozen
+from smoe_paper.baselines.layers import CoordConv2d
+from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, origin, write_table
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A layer: batch, channels, experts in the bank, experts selected, rows and columns; 3 x 3 kernels."""
+    """A layer: batch, input and output channels, candidates of an output, rows and columns; 3 x 3 kernels."""
 
     batch: int
-    channels: int
-    experts: int
-    selected: int
+    in_channels: int
+    out_channels: int
+    candidates: int
     height: int
     width: int
 
     @property
     def flops(self) -> float:
-        """Useful floating-point operations of one direction."""
-        return 2.0 * self.batch * self.channels * self.selected * 9 * self.height * self.width
+        """Floating-point operations of one direction, of the selected filters."""
+        return 2.0 * self.batch * self.in_channels * self.out_channels * 9 * self.height * self.width
 
 
 CONFIGURATIONS = {
-    "heat": Configuration(32, 1, 3, 1, 64, 64),
-    "CIFAR": Configuration(64, 64, 128, 64, 32, 32),
-    "CIFAR B512": Configuration(512, 64, 128, 64, 32, 32),
-    "ResNet-50 stage": Configuration(16, 128, 256, 128, 28, 28),
-    "WeatherBench B64": Configuration(64, 128, 256, 128, 32, 64),
-    "WeatherBench B8": Configuration(8, 128, 256, 128, 32, 64),
-    "WeatherBench B1": Configuration(1, 128, 256, 128, 32, 64),
-    "ENS 180x360 B8": Configuration(8, 32, 128, 32, 180, 360),
-    "ENS 180x360 B1": Configuration(1, 32, 128, 32, 180, 360),
-    "E=1, C=64": Configuration(64, 64, 8, 1, 32, 32),
+    "heat, 32 samples": Configuration(32, 1, 1, 3, 64, 64),
+    "heat, 1": Configuration(1, 1, 1, 3, 64, 64),
+    "small net, 8": Configuration(8, 8, 8, 2, 16, 16),
+    "ResNet-18 stage, 2": Configuration(2, 64, 64, 2, 16, 16),
+    "CIFAR, 64": Configuration(64, 64, 64, 2, 32, 32),
+    "CIFAR, 1": Configuration(1, 64, 64, 2, 32, 32),
+    "ResNet-50 stage, 16": Configuration(16, 128, 128, 2, 28, 28),
+    "WeatherBench, 64": Configuration(64, 128, 128, 2, 32, 64),
+    "WeatherBench, 8": Configuration(8, 128, 128, 2, 32, 64),
+    "WeatherBench, 1": Configuration(1, 128, 128, 2, 32, 64),
+    "WeatherBench, 1, four candidates": Configuration(1, 128, 128, 4, 32, 64),
+    "ENS-10, 8, four candidates": Configuration(8, 32, 32, 4, 180, 360),
+    "ENS-10, 1": Configuration(1, 32, 32, 2, 180, 360),
+    "ENS-10, 1, four candidates": Configuration(1, 32, 32, 4, 180, 360),
 }
-ROUTINGS: tuple[Literal["random", "coherent"], ...] = ("random", "coherent")
-# At a fixed number of selected experts, the bank grows: the cost should not.
-BANKS = {f"WeatherBench B64, X = {ratio}E": Configuration(64, 128, 128 * ratio, 128, 32, 64) for ratio in (2, 4, 8, 16)}
-
+Start = Literal["random", "smooth"]
 COLUMNS = (
-    *("configuration", "routing", "threads", "conv2d forward ms", "dense forward", "ours forward"),
-    *("conv2d fwd+bwd ms", "dense fwd+bwd", "ours fwd+bwd", "frozen layer", "default layer", "RC layer", "ours GF/s"),
+    *("configuration", "routing", "threads", "conv, step ms (GF/s)", "default", "frozen", "frozen GF/s (peak)"),
+    *("conv, inference ms (GF/s)", "evaluation", "smoe.freeze", "smoe.freeze GF/s (peak)"),
+    *("conv + affine", "CoordConv", "LRLCN", "dense mixture"),
 )
-# Passes that are measured together: with one sample, the gate of the default layer learns in one of four.
-_PASSES = 4
+# Steps that are measured together: with one sample, the gate of the default layer learns in one of four, or of six.
+_STEPS = 12
 
 
-def make_routing(configuration: Configuration, routing: str) -> torch.Tensor:
-    """Scores `(X, H, W)`: `random` at each pixel, or `coherent`, smooth over some tens of pixels."""
-    X, H, W = configuration.experts, configuration.height, configuration.width
-    if routing == "random":
-        return torch.randn(X, H, W)
-    return F.interpolate(torch.randn(1, X, 6, 10), size=(H, W), mode="bicubic")[0].contiguous()
+class DenseMixture(nn.Module):
+    """A convolution with all candidates, and at each pixel the mean of each family weighted by a softmax."""
+
+    def __init__(self, c: Configuration) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c.in_channels, c.out_channels * c.candidates, 3, padding=1)
+        self.scores = nn.Parameter(torch.randn(c.out_channels, c.candidates, c.height, c.width))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, H, W)` to `(B, out_channels, H, W)`."""
+        return (self.conv(input).unflatten(1, self.scores.shape[:2]) * self.scores.softmax(dim=1)).sum(dim=2)
 
 
-def _make_layer(c: Configuration, rule: Rule | None) -> SpatialMoE2d:
-    shape = (c.height, c.width)
-    return SpatialMoE2d.from_experts(c.channels, c.experts, c.selected, spatial_shape=shape, rule=rule, bias=False)
+def make_layer(c: Configuration, start: Start, rule: Frozen | None = None) -> smoe.SpatialMoE2d:
+    """The default layer, whose gate starts with independent pixels or with smooth fields."""
+    shape, experts = (c.height, c.width), c.candidates * c.out_channels
+    gate = FactorisedGate(experts, c.out_channels, shape, init="kaiming" if start == "random" else "smooth")
+    return smoe.SpatialMoE2d(
+        *(c.in_channels, c.out_channels, 3),
+        spatial_shape=shape,
+        num_candidates=c.candidates,
+        gate=gate,
+        rule=rule,
+        local_affine=True,
+    )
 
 
 def measure(
-    configuration: Configuration, routing: str, threads: int, *, seconds: float = 3.0, with_dense: bool = True
+    c: Configuration, start: Start, threads: int, *, seconds: float = 3.0, with_peers: bool = True
 ) -> dict[str, Any]:
-    """One row of the table; processor times of conv2d in milliseconds, the others as ratios to it.
-
-    The layers are measured whole: scores, their ranking, the convolution, and in backward the gradients of input,
-    experts and gate.
-    """
+    """One row of the table: processor times of the convolution, the others as ratios to it."""
     torch.set_num_threads(threads)
-    c = configuration
-    input = torch.randn(c.batch, c.channels, c.height, c.width, requires_grad=True)
-    bank = torch.randn(c.experts, c.channels, 3, 3, requires_grad=True)
-    filters = torch.randn(c.selected, c.channels, 3, 3, requires_grad=True)
-    indices = top_experts(make_routing(c, routing).flatten(1)[None], c.selected)
-    error = torch.randn(c.batch, c.selected, c.height, c.width)
-    rules = {"frozen": Frozen(), "default": None, "rc": RoutingClassification.released()}
-    layers = {name: _make_layer(c, rule) for name, rule in rules.items()}
+    pair, shape = (c.in_channels, c.out_channels), (c.height, c.width)
+    default = make_layer(c, start)
+    layers: dict[str, nn.Module] = {
+        "conv": nn.Conv2d(*pair, 3, padding=1),
+        "default": default,
+        "frozen": make_layer(c, start, Frozen()),
+    }
+    if with_peers:
+        layers |= {
+            "conv + affine": nn.Sequential(nn.Conv2d(*pair, 3, padding=1), LocalAffine(c.out_channels, shape)),
+            "CoordConv": CoordConv2d(*pair, bias=True),
+            "LRLCN": LowRankLocal2d(*pair, spatial_shape=shape),
+            "dense mixture": DenseMixture(c),
+        }
+    num_steps = _STEPS if c.batch < 6 else 1
+    input = torch.randn(c.batch, c.in_channels, *shape, requires_grad=True)
+    error = torch.randn(c.batch, c.out_channels, *shape)
 
-    def conv() -> torch.Tensor:
-        return F.conv2d(input, filters, padding=1)
+    def train(layer: nn.Module) -> Callable[[], object]:
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
 
-    def dense() -> torch.Tensor:
-        return dense_routed_conv(input, bank, indices)
-
-    def ours() -> torch.Tensor:
-        return routed_conv2d(input, bank, indices, check_indices=False)
-
-    def without_gradient(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
-        def run() -> torch.Tensor:
-            with torch.no_grad():
-                return call()
-
-        return run
-
-    def with_gradient(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
         def run() -> None:
-            for _ in range(_PASSES):
-                call().backward(error)
-                input.grad = bank.grad = filters.grad = None
-                for layer in layers.values():
-                    layer.zero_grad()
+            for _ in range(num_steps):
+                layer(input).backward(error)
+                optimizer.step()
+                optimizer.zero_grad()
+                input.grad = None
 
         return run
 
-    ways = {"conv2d": conv, "ours": ours, **({"dense": dense} if with_dense else {})}
+    def infer(layer: nn.Module) -> Callable[[], object]:
+        def run() -> None:
+            with torch.no_grad():
+                for _ in range(num_steps):
+                    layer(input)
+
+        return run
+
     clock = time.process_time
-    forward = interleaved_medians(
-        {name: without_gradient(call) for name, call in ways.items()}, seconds=seconds, clock=clock
+    steps = interleaved_medians(
+        {name: train(layer) for name, layer in layers.items()}, seconds=2 * seconds, min_rounds=3, clock=clock
     )
-    whole = {name: partial(layer, input) for name, layer in layers.items()}
-    both = interleaved_medians(
-        {name: with_gradient(call) for name, call in {**ways, **whole}.items()}, seconds=2 * seconds, clock=clock
+    evaluated = {"conv": layers["conv"], "evaluation": default.eval(), "smoe.freeze": smoe.freeze(default).eval()}
+    passes = interleaved_medians(
+        {name: infer(layer) for name, layer in evaluated.items()}, seconds=seconds, min_rounds=3, clock=clock
     )
-    both = {name: value / _PASSES for name, value in both.items()}
+    peak = multiply_add_peak()
 
-    def ratio(times: dict[str, float], name: str) -> str:
-        return f"{times[name] / times['conv2d']:.2f}" if name in times else "-"
+    def rate(flops: float, seconds: float) -> str:
+        reached = flops * num_steps / seconds / 1e9
+        return f"{reached:.0f} ({reached / peak:.0%})"
 
-    return {
-        "routing": routing,
+    def conv(flops: float, seconds: float) -> str:
+        return f"{1000 * seconds / num_steps:.3g} ({flops * num_steps / seconds / 1e9:.0f})"
+
+    row: dict[str, Any] = {
+        "routing": start,
         "threads": threads,
-        "conv2d forward ms": f"{1000 * forward['conv2d']:.2f}",
-        "dense forward": ratio(forward, "dense"),
-        "ours forward": ratio(forward, "ours"),
-        "conv2d fwd+bwd ms": f"{1000 * both['conv2d']:.2f}",
-        "dense fwd+bwd": ratio(both, "dense"),
-        "ours fwd+bwd": ratio(both, "ours"),
-        "frozen layer": ratio(both, "frozen"),
-        "default layer": ratio(both, "default"),
-        "RC layer": ratio(both, "rc"),
-        "ours GF/s": f"{3 * c.flops / both['ours'] / 1e9:.0f}",
-        **circumstances(),
+        "conv, step ms (GF/s)": conv(3 * c.flops, steps["conv"]),
     }
+    row |= {name: f"{steps[name] / steps['conv']:.2f}" if name in steps else "-" for name in COLUMNS[-4:]}
+    row |= {name: f"{steps[name] / steps['conv']:.2f}" for name in ("default", "frozen")}
+    row["frozen GF/s (peak)"] = rate(3 * c.flops, steps["frozen"])
+    row["conv, inference ms (GF/s)"] = conv(c.flops, passes["conv"])
+    row |= {name: f"{passes[name] / passes['conv']:.2f}" for name in ("evaluation", "smoe.freeze")}
+    row["smoe.freeze GF/s (peak)"] = rate(c.flops, passes["smoe.freeze"])
+    return {**row, "peak GF/s": round(peak, 1), **circumstances()}
 
 
-def cases(
-    only: Iterable[str] = (), routings: Iterable[str] = ROUTINGS, threads: Iterable[int] = (1, 2)
-) -> list[tuple[str, Configuration, str, int]]:
-    """What the command measures: name, configuration, routing, threads.
+def multiply_add_peak() -> float:
+    """Floating-point operations of a core in a nanosecond of processor time, the best of five; NaN without kernels."""
+    library = native_library()
+    if library is None:
+        return float("nan")
+    run = library.functions.smoe_multiply_add_peak
+    run.restype, run.argtypes = ctypes.c_double, [ctypes.c_int64]
 
-    Args:
-        only: Words that the names of configurations contain; all configurations, and growing banks, if there is none.
-        routings: Kinds of routings.
-        threads: Numbers of threads.
-    """
-    chosen = {
-        name: configuration
-        for name, configuration in CONFIGURATIONS.items()
-        if not only or any(word.lower() in name.lower() for word in only)
-    }
-    rows = [
-        (name, configuration, routing, num_threads)
-        for name, configuration in chosen.items()
-        for routing in routings
-        for num_threads in threads
-    ]
-    return rows + ([] if only else [(name, bank, "random", 1) for name, bank in BANKS.items()])
+    def once() -> float:
+        started = time.process_time()
+        return run(1_000_000) / (time.process_time() - started) / 1e9
+
+    return max(once() for _ in range(5))
 
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """Measures layers side by side with F.conv2d, prints a table and stores it.
+    """Measures layers side by side with nn.Conv2d, prints a table and stores it.
 
     Attributes:
         names: Words that the names of configurations contain; all configurations if none is given.
-        routings: Kinds of routings: random at each pixel, or coherent over some tens of pixels.
+        routings: Start of the gate: random at each pixel, or smooth over some tens of pixels.
         threads: Numbers of threads.
         output: Markdown file of the table; a .jsonl beside it holds the rows.
-        seconds: Time spent on each forward comparison; twice that on each forward and backward.
+        seconds: Time spent on each comparison of inference; twice that on each of training.
+        peers: Measure other layers with learned numbers for each pixel too.
         device: `cpu`, or `cuda` for the table of `smoe bench device`.
         dtype: Dtype on a GPU.
     """
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    routings: tuple[Literal["random", "coherent"], ...] = ROUTINGS
-    threads: tuple[int, ...] = (1, 2)
+    routings: tuple[Start, ...] = ("random", "smooth")
+    threads: tuple[int, ...] = (1,)
     output: Path = Path("paper/results/bench/layer.md")
     seconds: float = 3.0
+    peers: bool = True
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
 
@@ -208,21 +217,31 @@ def main(args: list[str] | None = None) -> None:
 
         measure_device(["--dtype", options.dtype])
         return
-    chosen = cases(options.names, options.routings, options.threads)
+    chosen = [
+        (name, configuration, routing, threads)
+        for name, configuration in CONFIGURATIONS.items()
+        for routing in options.routings
+        for threads in options.threads
+        if not options.names or any(word.lower() in name.lower() for word in options.names)
+    ]
     if not chosen:
         raise UsageError(f"no configuration's name contains {' or '.join(options.names)}")
     rows: list[dict[str, Any]] = []
     text = ""
     for name, configuration, routing, threads in track(chosen, description="measuring"):
-        row = measure(configuration, routing, threads, seconds=options.seconds, with_dense="X =" not in name)
+        is_first = options.peers and routing == options.routings[0]
+        row = measure(configuration, routing, threads, seconds=options.seconds, with_peers=is_first)
         rows.append({"configuration": name, **row})
         # Written after each row, so that a stop loses one measurement and not the table.
         notes = (
-            "Ratios to `F.conv2d` with E filters, interleaved in one process, medians; 3 x 3 kernels, zero padding. "
-            "fwd+bwd: forward, input gradient and weight gradient. The ratios of layers are of processor time, with "
-            f"ranking and the learning of the gate. {origin(rows[-1])}"
+            "Ratios of processor time to `nn.Conv2d` with as many outputs and a bias, interleaved in one process, "
+            "medians; 3 x 3 kernels. A step is forward, backward with the gradient of the input, and a step of SGD, in "
+            "which the gate takes its own. default: `SpatialMoE2d` as it is made: a bias for each expert, a local "
+            "affine map, a gate that learns; frozen: `layer.freeze()`. GF/s count the work of selected filters, three "
+            "times that in a step; peak: of the multiply-adds of a core in the same minute. Peers: steps. "
+            f"{origin(rows[-1])}"
         )
-        title = "The routed convolution and whole layers beside F.conv2d"
+        title = "The default layer beside nn.Conv2d"
         command = " ".join(("smoe bench layer", *(args or [])))
         text = write_table(options.output, title, command, COLUMNS, rows, notes)
     sys.stdout.write(text)

@@ -140,6 +140,7 @@ struct Work {
     const smoe_geometry& g;
     const Bank& bank;
     const std::vector<int64_t>& rows;  // see source_rows()
+    const float* bias;                 // or none
     const int32_t* indices;
     Panel panel;
     float* picture;    // packed rows of the band, by slot
@@ -209,7 +210,10 @@ class Tile {
                 experts_[pixel * g_.selected + s] = work_.indices[s * plane + first_ + pixel];
             }
         }
-        std::fill(fresh_, fresh_ + kMostPixels, true);
+        std::fill(fresh_, fresh_ + kMostPixels, work_.bias == nullptr);
+        for (int64_t i = 0; work_.bias != nullptr && i < count_ * g_.selected; ++i) {
+            std::fill_n(sums_ + i * lanes, lanes, work_.bias[experts_[i]] / fold);  // `fold` lanes meet at the end
+        }
     }
 
     void add_part(int64_t part, int64_t pixel) {
@@ -318,7 +322,8 @@ void make_tile(const Work& work, const Band& band, int64_t first, int64_t count,
     Tile<lanes, fold>(work, band, first, count, experts, sums).make();
 }
 
-void forward(const smoe_geometry& g, const float* x, const float* weight, const int32_t* indices, float* y) {
+void forward(const smoe_geometry& g, const float* x, const float* weight, const float* bias, const int32_t* indices,
+             float* y) {
     const std::vector<Panel> panels = cut_into_panels(g.batch);
     Bank bank(g, panels);
     const int64_t lanes = panels.front().lanes();
@@ -341,7 +346,7 @@ void forward(const smoe_geometry& g, const float* x, const float* weight, const 
     for (int64_t expert = 0; expert < g.experts; ++expert) pack_expert(g, weight, expert, bank);
 
     for (const Panel& panel : panels) {
-        const Work work{g, bank, rows, indices, panel, picture, row_size, y, size >= kStreamBytes};
+        const Work work{g, bank, rows, bias, indices, panel, picture, row_size, y, size >= kStreamBytes};
         const auto make = panel.width == 8 ? make_tile<16, 2> : panel.width == 16 ? make_tile<16, 1> : make_tile<32, 1>;
 #pragma omp parallel num_threads(g.threads)
         for (const Band& band : bands.list) {
@@ -367,10 +372,10 @@ void forward(const smoe_geometry& g, const float* x, const float* weight, const 
 }  // namespace batch_lanes
 }  // namespace smoe
 
-extern "C" int smoe_batch_forward(const smoe_geometry* geometry, const float* x, const float* weight,
+extern "C" int smoe_batch_forward(const smoe_geometry* geometry, const float* x, const float* weight, const float* bias,
                                   const int32_t* indices, float* y) {
     try {
-        smoe::batch_lanes::forward(*geometry, x, weight, indices, y);
+        smoe::batch_lanes::forward(*geometry, x, weight, bias, indices, y);
     } catch (const std::bad_alloc&) {
         return 1;
     }

@@ -116,13 +116,15 @@ struct Step {
 
 class Forward {
  public:
-    Forward(const smoe_geometry& geometry, const float* x, const float* weight, const int32_t* indices, float* y)
+    Forward(const smoe_geometry& geometry, const float* x, const float* weight, const float* bias,
+            const int32_t* indices, float* y)
         : geometry_(geometry),
           layout_(geometry),
           plan_(obtain_plan(geometry, indices)),
           tiling_(plan_->tiling()),
           x_(x),
           weight_(weight),
+          bias_(bias),
           y_(y) {
         static thread_local Scratch inputs, weights, workspace;
         passes_ = cut_passes(geometry, layout_, kRows, kVectors);
@@ -195,9 +197,19 @@ class Forward {
             const TileInputs inputs(geometry_, tiling_, tile, block, packed_sample(band, sample), offsets);
             convolve_block(tile, number, block, steps_[i], inputs, i == 0, partial, sums);
         }
+        if (bias_ != nullptr) add_bias(number, sums);
         scatter(sums, plan_->items(tile), plan_->item_count(tile), ordered);
         const int64_t plane = geometry_.output_height * geometry_.output_width;
         copy_to_rows(geometry_, tiling_, tile, ordered, y_ + (band.first_sample + sample) * geometry_.selected * plane);
+    }
+
+    void add_bias(int64_t number, float* sums) const {
+        const Run* runs = plan_->runs(number);
+        int64_t item = 0;
+        for (int64_t r = 0; r < plan_->run_count(number); ++r) {
+            const float bias = bias_[runs[r].expert];
+            for (; item < runs[r].end; ++item) sums[item] += bias;
+        }
     }
 
     // sums[i] = or += what a pass adds to item i of the tile.
@@ -260,7 +272,7 @@ class Forward {
     std::vector<Pass> passes_;
     std::vector<std::vector<Step>> steps_;  // of each pass
     std::vector<Band> bands_;
-    const float *x_, *weight_;
+    const float *x_, *weight_, *bias_;
     float* y_;
     float *packed_x_, *packed_weight_, *workspace_;
     int64_t sums_floats_, workspace_floats_;
@@ -270,10 +282,10 @@ class Forward {
 }  // namespace expert_lists
 }  // namespace smoe
 
-extern "C" int smoe_list_forward(const smoe_geometry* geometry, const float* x, const float* weight,
+extern "C" int smoe_list_forward(const smoe_geometry* geometry, const float* x, const float* weight, const float* bias,
                                  const int32_t* indices, float* y) {
     try {
-        smoe::expert_lists::Forward(*geometry, x, weight, indices, y).run();
+        smoe::expert_lists::Forward(*geometry, x, weight, bias, indices, y).run();
     } catch (const std::bad_alloc&) {
         return 1;
     }

@@ -210,6 +210,20 @@ inline int64_t padded_row(const smoe_geometry& geometry, int64_t output_row, int
     return slice * padded_slice_height(geometry) + output_row % outputs * geometry.stride + kernel_row % taps;
 }
 
+// Input row that a padded row repeats, or -1 for zeros.
+inline int64_t padded_source_row(const smoe_geometry& geometry, int64_t padded_row) {
+    const int64_t height = padded_slice_height(geometry);
+    const int64_t slice =
+        source_coordinate(0, padded_row / height, geometry.depth_padding, 1, geometry.depth, geometry.wraps_depth);
+    const int64_t row =
+        source_coordinate(0, padded_row % height, geometry.row_padding, 1, slice_height(geometry), geometry.wraps_rows);
+    return slice < 0 || row < 0 ? -1 : slice * slice_height(geometry) + row;
+}
+
+inline int64_t padded_source_column(const smoe_geometry& geometry, int64_t padded_column) {
+    return source_coordinate(0, padded_column, geometry.column_padding, 1, geometry.width, geometry.wraps_columns);
+}
+
 class Layout {
  public:
     explicit Layout(const smoe_geometry& geometry) : geometry_(geometry) {
@@ -262,18 +276,8 @@ class Layout {
                (written_out_ ? block(0).row_floats : geometry_.kernel_width * packed_channels_);
     }
 
-    // Input row that a padded row repeats, or -1 for zeros.
-    int64_t source_row(int64_t padded_row) const {
-        const int64_t slice = source_coordinate(0, padded_row / padded_slice_height(geometry_), geometry_.depth_padding,
-                                                1, geometry_.depth, geometry_.wraps_depth);
-        const int64_t row = source_coordinate(0, padded_row % padded_slice_height(geometry_), geometry_.row_padding, 1,
-                                              slice_height(geometry_), geometry_.wraps_rows);
-        return slice < 0 || row < 0 ? -1 : slice * slice_height(geometry_) + row;
-    }
-    int64_t source_column(int64_t padded_column) const {
-        return source_coordinate(0, padded_column, geometry_.column_padding, 1, geometry_.width,
-                                 geometry_.wraps_columns);
-    }
+    int64_t source_row(int64_t padded_row) const { return padded_source_row(geometry_, padded_row); }
+    int64_t source_column(int64_t padded_column) const { return padded_source_column(geometry_, padded_column); }
 
     // Packs one padded row of a block. `sample` is (C, H, W).
     void pack_row(const float* sample, const Block& block, int64_t padded_row, float* packed_sample) const {

@@ -45,7 +45,24 @@ struct ExpandForward {
     }
 };
 
-void forward(const smoe_geometry& geometry, const float* x, const float* weight, const int32_t* indices, float* y) {
+// Looked up once for all samples, too.
+void add_bias(const smoe_geometry& g, const float* bias, const int32_t* indices, float* y) {
+    constexpr int64_t kStretch = 1024;
+    const int64_t size = g.selected * g.output_height * g.output_width;
+#pragma omp parallel for num_threads(g.threads) schedule(static)
+    for (int64_t begin = 0; begin < size; begin += kStretch) {
+        const int64_t count = std::min(kStretch, size - begin);
+        float added[kStretch];
+        for (int64_t i = 0; i < count; ++i) added[i] = bias[indices[begin + i]];
+        for (int64_t b = 0; b < g.batch; ++b) {
+            float* target = y + b * size + begin;
+            for (int64_t i = 0; i < count; ++i) target[i] += added[i];
+        }
+    }
+}
+
+void forward(const smoe_geometry& geometry, const float* x, const float* weight, const float* bias,
+             const int32_t* indices, float* y) {
     static thread_local Scratch table_scratch, scratch;
     const Sweep sweep = input_to_output(geometry);
     const Bands bands(sweep, geometry.threads);
@@ -53,16 +70,17 @@ void forward(const smoe_geometry& geometry, const float* x, const float* weight,
     fill_tables(weight, geometry.experts, sweep.taps(), tables);
     std::vector<ExpandForward> expands(bands.threads, ExpandForward{sweep, indices, geometry.experts, tables});
     convolve(sweep, bands, x, y, scratch, expands);
+    if (bias != nullptr) add_bias(geometry, bias, indices, y);
 }
 
 }  // namespace
 }  // namespace pixel_lanes
 }  // namespace smoe
 
-extern "C" int smoe_pixel_forward(const smoe_geometry* geometry, const float* x, const float* weight,
+extern "C" int smoe_pixel_forward(const smoe_geometry* geometry, const float* x, const float* weight, const float* bias,
                                   const int32_t* indices, float* y) {
     try {
-        smoe::pixel_lanes::forward(*geometry, x, weight, indices, y);
+        smoe::pixel_lanes::forward(*geometry, x, weight, bias, indices, y);
     } catch (const std::bad_alloc&) {
         return 1;
     }
