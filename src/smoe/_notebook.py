@@ -48,12 +48,7 @@ def html_text(text: str) -> str:
 
 
 def html_routing(indices: np.ndarray, num_experts: int) -> str:
-    """Return the experts of each slot as a map in colours, with a legend.
-
-    Args:
-        indices: Experts `(E, H, W)`; a line `(E, W)` is a strip, a volume its middle slice.
-        num_experts: X, the number of experts.
-    """
+    """Return the experts `(E, H, W)` of each slot as maps with a legend; a line is a strip, of a volume one slice."""
     colours = expert_colours(num_experts)
     maps: list[str] = []
     for slot, chosen in enumerate(indices[:4]):
@@ -84,8 +79,5 @@ def _image(pixels: np.ndarray) -> str:
     png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
     shown = max(24, round(_WIDTH * height / width))
     size = f"width:{_WIDTH}px;height:{min(shown, 2 * _WIDTH)}px"
-    return f'<img alt="" style="{size};image-rendering:pixelated" src="data:image/png;base64,{_text(png)}">'
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+    text = base64.b64encode(png).decode()
+    return f'<img alt="" style="{size};image-rendering:pixelated" src="data:image/png;base64,{text}">'

@@ -60,7 +60,6 @@ def shorten(value: Any) -> str:
 
 @functools.cache
 def type_hints(kind: type[Any]) -> dict[str, Any]:
-    """Types of the fields of a dataclass."""
     return typing.get_type_hints(kind)
 
 

@@ -74,21 +74,26 @@ for room in ("ops", "nn", "losses", "diagnostics", "gridded", "rules"):
 layer = smoe.SpatialMoE2d.from_experts(1, num_experts=3, num_selected=1, spatial_shape=(8, 8))
 layer(torch.randn(2, 1, 8, 8)).square().mean().backward()
 print(smoe.describe(layer))
+try:
+    import xarray
+    raise AssertionError("the refusal does not work")
+except ModuleNotFoundError:
+    pass
 """
     )
 
 
-def test_the_refusal_works() -> None:
-    output = run(REFUSE_OTHERS + "try:\n    import xarray\nexcept ModuleNotFoundError as error:\n    print(error)")
-    assert output == "No module named 'xarray'\n"
-
-
 def test_imports_are_quick() -> None:
-    """The best of three new processes."""
-    alone, _, layers, first = (min(times) for times in zip(*(json.loads(run(IMPORTS)) for _ in range(3)), strict=True))
-    usage = min(float(run(HELP).splitlines()[-1]) for _ in range(3))
-    measured = dict(zip(BOUNDS, (alone, layers, first, usage), strict=True))
-    assert {what: seconds for what, seconds in measured.items() if seconds >= BOUNDS[what]} == {}
+    """A new process, or the best of three."""
+    slow, measured = set(BOUNDS), {}
+    for _ in range(3):
+        alone, _, layers, first = json.loads(run(IMPORTS))
+        usage = float(run(HELP).splitlines()[-1])
+        measured = dict(zip(BOUNDS, (alone, layers, first, usage), strict=True))
+        slow &= {what for what, seconds in measured.items() if seconds >= BOUNDS[what]}
+        if not slow:
+            return
+    raise AssertionError(measured)
 
 
 def test_the_version_is_written_once() -> None:

@@ -12,8 +12,8 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="othe
 # Twelve steps that each take 48 MB in blocks of 8 MB and free all of it: page faults of the last ten.
 _STEPS = """
 import ctypes, resource, sys
-from smoe.training.run_directory import keep_freed_memory
 if sys.argv[1] == "keep":
+    from smoe.training.run_directory import keep_freed_memory
     assert keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

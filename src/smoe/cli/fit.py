@@ -63,7 +63,6 @@ class Fit:
 
 
 def run_fit(args: list[str]) -> int:
-    """Parses, fits, saves and scores."""
     options = parse(Fit, args, prog="smoe fit")
 
     from smoe.regression._model_files import check_folder, is_model_folder
@@ -162,7 +161,6 @@ class Predict:
 
 
 def run_predict(args: list[str]) -> int:
-    """Parses, predicts, and prints the path."""
     options = parse(Predict, args, prog="smoe predict")
 
     from smoe.gridded import check_output
@@ -193,7 +191,6 @@ Draws the routing of a model that `smoe fit` made into MODEL/pictures and prints
 
 
 def run_show(args: list[str]) -> int:
-    """Draws, and prints the pictures' paths."""
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(SHOW_HELP)
         return 0 if args else 2

@@ -19,15 +19,9 @@ from smoe.errors import MissingPackageError, naming_extras, printable, stopped_b
 
 
 class Command(NamedTuple):
-    """A command of `smoe`.
+    """A command of `smoe`, with a line and examples for the help text."""
 
-    Attributes:
-        target: Function of the arguments that returns an exit code, as `module:function`; a module alone has `run`.
-        text: One line for the help text.
-        examples: Lines for the help text.
-    """
-
-    target: str
+    target: str  # function of the arguments that returns an exit code, as `module:function`; a module alone has `run`
     text: str
     examples: tuple[str, ...] = ()
 
@@ -121,40 +115,38 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except KeyboardInterrupt as stop:
-        return _stopped(stop)
+        code = stopped_code(stop)
+        # The terminal may be gone.
+        with suppress(OSError):
+            sys.stderr.write(f"stopped by {signal.Signals(code - 128).name}\n")
+        return code
     except Exception as error:
-        if is_out_of_memory(error) and not os.environ.get("SMOE_TRACEBACK"):
-            return _complain(
-                f"there is not enough memory ({_first_sentence(error)}); make the model, the batch or the data smaller",
-                1,
-            )
+        if os.environ.get("SMOE_TRACEBACK"):
+            raise
+        if is_out_of_memory(error):
+            remedy = "make the model, the batch or the data smaller"
+            return _complain(f"there is not enough memory ({_first_sentence(error)}); {remedy}", 1)
         # Only errors that speak to the user are shortened; anything else is a bug, and its traceback is wanted.
-        if not _speaks_to_user(error) or os.environ.get("SMOE_TRACEBACK"):
+        if not _speaks_to_user(error):
             raise
         return _complain(str(error), 1)
 
 
-def _stopped(stop: KeyboardInterrupt) -> int:
-    code = stopped_code(stop)
-    # The terminal may be gone.
-    with suppress(OSError):
-        sys.stderr.write(f"stopped by {signal.Signals(code - 128).name}\n")
-    return code
-
-
 def _run(args: list[str]) -> int:
+    known = commands()
     if not args:
-        _print(START.format(found=_found_here()))
+        sys.stdout.write(START.format(found=_found_here()))
         return 0
     if args[0] in ("-h", "--help", "help"):
-        _print(_usage())
+        lines = "\n".join(f"  {name:<11}{command.text}" for name, command in known.items())
+        examples = "\n".join(f"  {example}" for command in known.values() for example in command.examples)
+        sys.stdout.write(USAGE.format(commands=lines, examples=examples))
         return 0
     if args[0] == "--version":
         from smoe.version import __version__
 
-        _print(f"smoe {__version__}\n")
+        sys.stdout.write(f"smoe {__version__}\n")
         return 0
-    known = commands()
     if args[0] not in known:
         raise UsageError(f"no command named {args[0]!r}; {suggest(args[0], known)}")
     with naming_extras(f"smoe {args[0]}"):
@@ -173,14 +165,6 @@ def commands() -> dict[str, Command]:
     return found
 
 
-def _usage() -> str:
-    known = commands()
-    return USAGE.format(
-        commands="\n".join(f"  {name:<11}{command.text}" for name, command in known.items()),
-        examples="\n".join(f"  {example}" for command in known.values() for example in command.examples),
-    )
-
-
 def _found_here() -> str:
     """What can be done with the newest run below the folder `runs`."""
     runs = [path.parent for name in ("recipe.json", "config.json") for path in Path("runs").glob(f"*/{name}")]
@@ -191,10 +175,9 @@ def _found_here() -> str:
 
 
 def run_completion(args: list[str]) -> int:
-    """Print the completion of a shell."""
     if len(args) != 1 or args[0] not in SHELLS:
         raise UsageError(f'name the shell: smoe completion {"|".join(SHELLS)}; bash: eval "$(smoe completion bash)"')
-    _print(SHELLS[args[0]].format(names=" ".join(commands()), flags=_FLAGS))
+    sys.stdout.write(SHELLS[args[0]].format(names=" ".join(commands()), flags=_FLAGS))
     return 0
 
 
@@ -226,7 +209,3 @@ def _complain(text: str, code: int) -> int:
     shown = harmless if len(harmless) <= 2000 else f"{harmless[:1500]} [...] {harmless[-400:]}"
     sys.stderr.write(f"smoe: error: {shown}\n")
     return code
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text)

@@ -64,7 +64,6 @@ R = TypeVar("R", bound=Report)
 
 
 def run(args: list[str]) -> int:
-    """Parse, read the models and write the page."""
     options = parse_report(Report, args)
 
     from smoe.reports.read_fit import read_fit
@@ -74,7 +73,6 @@ def run(args: list[str]) -> int:
 
 
 def parse_report(kind: type[R], args: list[str]) -> R:
-    """The options of a report."""
     options = parse(kind, args, prog="smoe report") if args else None
     if options is None or not options.runs:
         raise UsageError("give a run directory (see smoe report --help)")
@@ -86,7 +84,6 @@ def parse_report(kind: type[R], args: list[str]) -> R:
 
 
 def write_report(options: Report, read: Callable[[Path, str], RunReport]) -> int:
-    """Read the runs, write the page and print its path."""
     from smoe.reports.page import write_page
     from smoe.reports.read_fit import read_and_compare
 

@@ -46,7 +46,6 @@ _NAMES: dict[str, Role] = {
 
 @functools.cache
 def _criteria() -> dict[str, dict[str, Role]]:
-    """Role by the value of each attribute that tells one."""
     with naming_extras("reading gridded data"):
         from cf_xarray.criteria import coordinate_criteria
     found: dict[str, dict[str, Role]] = {"standard_name": dict(_STANDARD_NAMES), "units": dict(_LEVEL_UNITS)}
@@ -58,7 +57,6 @@ def _criteria() -> dict[str, dict[str, Role]]:
 
 @functools.cache
 def _named(name: str) -> Role | None:
-    """Role by a usual name."""
     from cf_xarray.criteria import regex
 
     if name.lower() in _NAMES:
@@ -97,7 +95,6 @@ class Axes:
 
 
 def find_axes(array: xr.DataArray, where: str) -> Axes:
-    """Finds the dimensions of a field."""
     roles: dict[Role, tuple[str, str | None]] = {}
     unknown: list[str] = []
     pixel_latitude = _pixel_coordinate(array, "latitude")

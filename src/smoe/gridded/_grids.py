@@ -300,7 +300,6 @@ class NodeGrid(HorizontalGrid):
 
     @property
     def remedy(self) -> str:
-        """What a user does whose nodes differ from those of a model."""
         return "give the same nodes in the same order, or fit a model for these"
 
     def difference(self, other: HorizontalGrid) -> str | None:
@@ -318,7 +317,6 @@ class NodeGrid(HorizontalGrid):
         return f"{both}: their nodes differ by up to {distance:.3g}, so that it is another mesh, or another order"
 
     def describe(self) -> str:
-        """What the mesh is."""
         return self.description
 
     def area_weights(self) -> None:

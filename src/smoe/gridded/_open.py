@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,19 +47,10 @@ def open_fields(
 ) -> xr.Dataset:
     """Opens data without reading more than their coordinates.
 
-    Fields on a mesh, of UGRID or HEALPix, become a grid of one row with the mesh in its coordinates.
-
-    Args:
-        data: A data set, an array with a name, a path such as `inputs.zarr` or `t2m_*.nc`, or a list of these: those
-            with the same variables follow each other in time, others are merged.
-        where: Name of the data in errors.
-        location: Whether fields on the points or on the faces of a mesh are used, where it has both.
-        variables: Variables that will be used: where there are several parts, others need not fit together.
-        open_options: Arguments of `xarray.open_dataset` for files. Those of cfgrib are given to GRIB files only, and
-            `group` to others.
-
-    Raises:
-        DataError: If a file is missing, damaged or of an unknown kind, or the parts do not fit together.
+    Parts with the same variables follow each other in time, others are merged; those that are not among `variables`
+    need not fit together. Fields on a mesh, of UGRID or HEALPix, become a grid of one row with the mesh in its
+    coordinates; `location` chooses its points or faces, where it has fields on both. `where` names the data in errors.
+    Of the options, those of cfgrib are given to GRIB files only, and `group` to others.
     """
     xr = import_xarray()
     if isinstance(data, xr.Dataset):
@@ -138,7 +130,8 @@ def _open_one(path: Path, options: OpenOptions) -> list[xr.Dataset]:
         raise DataError(f"{path} does not exist")
     if path.suffix.lower() in MESHIO_SUFFIXES:
         raise DataError(f"{path} holds no dates: write its series in time as UGRID NetCDF (docs/geometries.md)")
-    given: dict[str, Any] = {"chunks": {} if _has_dask() else None, "decode_timedelta": False, **options}
+    has_dask = importlib.util.find_spec("dask") is not None
+    given: dict[str, Any] = {"chunks": {} if has_dask else None, "decode_timedelta": False, **options}
     with damage_as_data_error(path, is_opening=True):
         kind = _ENGINES.get(str(options["engine"]), "other") if "engine" in options else _kind_of(path)
         if kind == "grib":
@@ -251,14 +244,6 @@ def _merge_cubes(cubes: list[xr.Dataset], path: Path, variables: Sequence[str] |
             "open_options={'filter_by_keys': {'typeOfLevel': 'surface'}}, "
             """--open 'filter_by_keys={"typeOfLevel": "surface"}'"""
         ) from error
-
-
-def _has_dask() -> bool:
-    try:
-        import dask.array  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
 
 
 def import_xarray() -> ModuleType:

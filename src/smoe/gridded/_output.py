@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smoe._files import temporary_folder
+from smoe._files import reason_not_to_write, temporary_folder
 from smoe.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,13 +38,8 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
         raise DataError(f"the output {path} must end with .nc or .zarr")
     if path.exists() and not overwrite:
         raise DataError(f"{path} exists already: choose another name, or replace it by --overwrite (overwrite=True)")
-    folder = path.parent
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir():
-        raise DataError(f"{path} cannot be written: {folder} is a file")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise DataError(f"{path} cannot be written: {folder} is read-only for this user")
+    if (reason := reason_not_to_write(path.parent)) is not None:
+        raise DataError(f"{path} cannot be written: {reason}")
 
 
 def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> None:
@@ -64,17 +59,12 @@ def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> Non
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
     except RuntimeError as error:
-        raise _explain(path, error) from error
-
-
-def _explain(path: Path, error: RuntimeError) -> Exception:
-    """The error of the NetCDF library in words that name the likely cause; an error of another origin as it is."""
-    if not str(error).startswith("NetCDF: "):
-        return error
-    if "illegal characters" in str(error):
-        return DataError(f"{path} cannot be written: {error}; rename the variable, or write a .zarr")
-    free = shutil.disk_usage(path.parent).free / 1e9
-    return DataError(f"{path} cannot be written: {error}; perhaps the disk is full, {free:.1f} GB are free there")
+        if not str(error).startswith("NetCDF: "):
+            raise
+        why = f"perhaps the disk is full, {shutil.disk_usage(path.parent).free / 1e9:.1f} GB are free there"
+        if "illegal characters" in str(error):
+            why = "rename the variable, or write a .zarr"
+        raise DataError(f"{path} cannot be written: {error}; {why}") from error
 
 
 def _write(dataset: xr.Dataset, path: Path) -> None:
@@ -82,7 +72,9 @@ def _write(dataset: xr.Dataset, path: Path) -> None:
         with warnings.catch_warnings():
             # Zarr 3 has no consolidated metadata in its specification yet, but readers look for them.
             warnings.filterwarnings("ignore", message="Consolidated metadata")
-            dataset.to_zarr(path, mode="w", consolidated=True, encoding=_zarr_encoding(dataset))
+            # Chunks of fill values are written too: whoever reads them can tell a lost chunk from an empty one.
+            encoding = {name: {"write_empty_chunks": True} for name, array in dataset.data_vars.items() if array.ndim}
+            dataset.to_zarr(path, mode="w", consolidated=True, encoding=encoding)
     else:
         dataset.to_netcdf(path, engine="netcdf4", encoding=_netcdf_encoding(dataset))
 
@@ -103,24 +95,9 @@ def _netcdf_encoding(dataset: xr.Dataset) -> dict[str, Any]:
     encoding: dict[str, Any] = {}
     for name, array in dataset.data_vars.items():
         if array.dtype.kind == "f" and array.ndim:
-            encoding[str(name)] = {
-                "_FillValue": 9.969209968386869e36,
-                "dtype": "float32",
-                "zlib": True,
-                "complevel": 1,
-                # Whole fields: the chunks that the library would choose reach over many times, and are written again
-                # with each of them.
-                "chunksizes": _chunk_of(array.shape),
-            }
+            # Whole fields, of about a megabyte: the chunks that the library would choose reach over many times, and are
+            # written again with each of them.
+            rows = max(1, min(array.shape[0], _CHUNK_BYTES // max(4 * prod(array.shape[1:]), 1)))
+            packed = {"zlib": True, "complevel": 1, "chunksizes": (rows, *array.shape[1:])}
+            encoding[str(name)] = {"_FillValue": 9.969209968386869e36, "dtype": "float32", **packed}
     return encoding | {str(name): {"_FillValue": None} for name in dataset.coords if dataset[name].dtype.kind == "f"}
-
-
-def _chunk_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A chunk of the first dimension, of about a megabyte."""
-    row_bytes = 4 * prod(shape[1:])
-    return (max(1, min(shape[0], _CHUNK_BYTES // max(row_bytes, 1))), *shape[1:])
-
-
-def _zarr_encoding(dataset: xr.Dataset) -> dict[str, Any]:
-    # Chunks of fill values are written too: whoever reads them can tell a lost chunk from an empty one.
-    return {str(name): {"write_empty_chunks": True} for name, array in dataset.data_vars.items() if array.ndim}

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def load_arrays(arrays: Mapping[str, xr.DataArray], where: str) -> dict[str, np.ndarray]:
-    """Values of arrays by their names."""
     lazy = {name: array.data for name, array in arrays.items() if array.chunks is not None}
     loaded: dict[str, Any] = {}
     if lazy:
@@ -235,7 +234,6 @@ class FieldSource:
         return self._orientations[name].turn(values.astype(np.float32, copy=False))
 
     def orientation_of(self, name: str) -> Orientation:
-        """Order of rows and columns of a variable."""
         return self._orientations[name]
 
     def _one_grid(self, found: dict[str, Axes]) -> tuple[HorizontalGrid, Orientation]:

@@ -78,7 +78,6 @@ class FieldStream:
         self._file.close()
 
     def write(self, rows: slice, block: np.ndarray) -> None:
-        """Writes rows that follow those before."""
         try:
             self._file.seek(rows.start * self._row_bytes)
             self._file.write(np.ascontiguousarray(block, np.float32).data)
@@ -349,7 +348,6 @@ class FieldMoments:
         self._num_rows = max(1, min(_MOST_ROWS, _PIECE_BYTES // max(row_bytes, 1)))
 
     def add(self, fields: np.ndarray) -> None:
-        """Adds fields `(N, C, H, W)`, float32."""
         if self._origin is None:
             few = fields[: self._num_rows]
             number = (~np.isnan(few)).sum(axis=(0, 2, 3))

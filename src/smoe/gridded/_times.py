@@ -45,7 +45,6 @@ class TimeLabels:
         return len(self.seconds)
 
     def text(self, seconds: int) -> str:
-        """A time as `2016-01-01` or `2016-01-01T06:00`."""
         return show_time(seconds, self.calendar)
 
     def months(self, seconds: np.ndarray) -> np.ndarray:
@@ -73,7 +72,6 @@ class TimeLabels:
 
 
 def read_times(values: np.ndarray, where: str) -> TimeLabels:
-    """Reads a time coordinate."""
     values = _from_years(np.atleast_1d(np.asarray(values)))
     if values.dtype.kind == "M":
         if np.isnat(values).any():
@@ -190,7 +188,6 @@ class Lead:
     months: int = 0
 
     def __str__(self) -> str:
-        """Text that `parse_lead` reads."""
         if self.months:
             return f"{self.months} month{'s' if self.months > 1 else ''}"
         for unit, length in (("D", 86400), ("h", 3600), ("min", 60)):
@@ -274,7 +271,6 @@ _YEAR_DAYS = {"noleap": 365, "all_leap": 366, "360_day": 360}
 
 
 def read_lead_times(values: np.ndarray, units: str, where: str, starts: TimeLabels) -> np.ndarray:
-    """Reads the lead times of forecasts."""
     values = np.atleast_1d(np.asarray(values))
     if values.dtype.kind == "m":
         return values.astype("timedelta64[s]").astype(np.int64)
@@ -358,11 +354,9 @@ class Period:
     calendar: str = "standard"
 
     def contains(self, seconds: np.ndarray) -> np.ndarray:
-        """Whether times lie in the span, as booleans."""
         return (seconds >= self.start) & (seconds < self.stop)
 
     def __str__(self) -> str:
-        """First and last time."""
         return f"{show_time(self.start, self.calendar)} to {show_time(self.stop - 1, self.calendar)}"
 
 
@@ -390,7 +384,6 @@ def parse_period(period: Any, calendar: str, first: int, last: int) -> Period:
 
 
 def check_apart(periods: Mapping[str, Period]) -> None:
-    """Refuses periods that overlap."""
     ordered = sorted(periods.items(), key=lambda item: item[1].start)
     for (name, period), (other, later) in itertools.pairwise(ordered):
         if later.start < period.stop:
@@ -434,7 +427,6 @@ class Pairs:
         return len(self.inputs)
 
     def select(self, chosen: np.ndarray) -> Pairs:
-        """Some of the samples."""
         return Pairs(self.inputs[chosen], self.targets[chosen], self.starts[chosen], self.valid[chosen], self.calendar)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,15 +199,7 @@ class Nodes:
 
 
 def read_nodes(dataset: Any, location: str | None) -> Nodes:
-    """Finds the mesh of a data set and reads where its nodes are.
-
-    Args:
-        dataset: Decoded data set.
-        location: `node` or `face` of a UGRID mesh; None for where the fields are.
-
-    Raises:
-        DataError: If there is no mesh, or a part of it is missing or wrong.
-    """
+    """Reads the nodes of the mesh of a data set: the `node`s or `face`s of UGRID, those of the fields if None."""
     topology, mapping = _find_topology(dataset), _find_healpix(dataset)
     if topology is not None:
         return _read_topology(dataset, topology, location)
@@ -277,7 +270,6 @@ def _is_sphere(fields: Any, topology: Any) -> bool:
 
 
 def _coordinates(fields: Any, topology: Any, key: str, name: str) -> np.ndarray | None:
-    """Places `(N, 3)`; angles become points of the unit sphere."""
     if key not in topology:
         if key == "node_coordinates":
             raise DataError(f"the topology {name} has no {key}")
@@ -324,7 +316,11 @@ def _corners(fields: Any, name: str, num_points: int, first_dimension: str | Non
     is_missing |= values == -1 if values.dtype.kind == "i" else False
     if values.shape[1] < 2:
         raise DataError(f"the connectivity {name} has {values.shape[1]} corners for each entry; two are needed")
-    start = _start_index(variable, name)
+    given = variable.attrs.get("start_index", 0)
+    try:
+        start = int(given)
+    except (TypeError, ValueError):
+        raise DataError(f"start_index of {name} must be a whole number, got {str(given)[:100]!r}") from None
     corners = np.where(is_missing, -1, values.astype(np.int64) - start)
     low, high = corners[~is_missing].min(initial=num_points), corners[~is_missing].max(initial=-1)
     if low == 1 and high == num_points and "start_index" not in variable.attrs:
@@ -343,15 +339,6 @@ def _corners(fields: Any, name: str, num_points: int, first_dimension: str | Non
     return corners, str(variable.dims[0])
 
 
-def _start_index(variable: Any, name: str) -> int:
-    """Number of the first point, as the file counts them."""
-    found = variable.attrs.get("start_index", 0)
-    try:
-        return int(found)
-    except (TypeError, ValueError):
-        raise DataError(f"start_index of {name} must be a whole number, got {str(found)[:100]!r}") from None
-
-
 _HEALPIX_ORDERS: dict[str, HEALPixOrder] = {"nest": "nested", "nested": "nested", "ring": "ring"}
 
 
@@ -366,7 +353,10 @@ def has_healpix(variable: Any) -> bool:
 
 
 def _read_healpix(fields: Any, mapping: dict[str, Any]) -> Nodes:
-    nside, order = _read_nside(mapping), _read_order(mapping)
+    nside, given = _read_nside(mapping), str(mapping.get("healpix_order", mapping.get("indexing_scheme", "")))
+    if given not in _HEALPIX_ORDERS:
+        raise DataError(f"healpix_order must be one of {', '.join(_HEALPIX_ORDERS)}, got {given!r}")
+    order = _HEALPIX_ORDERS[given]
     if order == "nested" and nside & (nside - 1):
         raise DataError(f"healpix_nside must be a power of two in nested order, got {nside}")
     num_pixels = 12 * nside * nside
@@ -393,13 +383,6 @@ def _read_nside(mapping: dict[str, Any]) -> int:
                 )
             return value if key == "healpix_nside" else 2**value
     raise DataError("the HEALPix grid mapping has no healpix_nside and no refinement_level")
-
-
-def _read_order(mapping: dict[str, Any]) -> HEALPixOrder:
-    given = str(mapping.get("healpix_order", mapping.get("indexing_scheme", "")))
-    if given not in _HEALPIX_ORDERS:
-        raise DataError(f"healpix_order must be one of {', '.join(_HEALPIX_ORDERS)}, got {given!r}")
-    return _HEALPIX_ORDERS[given]
 
 
 def _is_time(fields: Any, dimension: Any) -> bool:
@@ -439,9 +422,8 @@ def healpix_edges(nside: int, order: HEALPixOrder) -> np.ndarray:
     squares = pad_faces(numbers.square(), 1)[0, 0]
     is_pixel = squares == padded.square()
     sides = []
-    for row in range(3):
-        for column in range(3):
-            window = (slice(None), slice(row, row + nside), slice(column, column + nside))
-            chosen = is_pixel[window].flatten()
-            sides.append(torch.stack([padded[window].flatten()[chosen].long(), pixels[chosen]], dim=1))
+    for row, column in itertools.product(range(3), range(3)):
+        window = (slice(None), slice(row, row + nside), slice(column, column + nside))
+        chosen = is_pixel[window].flatten()
+        sides.append(torch.stack([padded[window].flatten()[chosen].long(), pixels[chosen]], dim=1))
     return edges_of_sides(torch.cat(sides).numpy())

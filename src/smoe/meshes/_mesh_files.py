@@ -182,7 +182,6 @@ def _read_field_file(path: Path, location: str | None) -> Mesh:
 
 
 def make_mesh(nodes: Nodes, fields: dict[str, torch.Tensor] | None = None) -> Mesh:
-    """A mesh of nodes with their edges."""
     triangles = nodes.triangles()
     return Mesh(
         torch.from_numpy(np.ascontiguousarray(nodes.places, dtype=np.float64)),
@@ -233,18 +232,11 @@ def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
 
 
 def open_mesh_fields(path: str | Path, *, location: Location | None = None) -> tuple[Mesh, xr.Dataset]:
-    """Opens the fields of a UGRID or HEALPix file without reading them.
-
-    Args:
-        path: NetCDF file or Zarr folder.
-        location: As for `smoe.read_mesh`.
+    """Opens the fields of a UGRID or HEALPix file, NetCDF or Zarr, without reading them; `location` as for `read_mesh`.
 
     Returns:
         The mesh without its fields, and the fields with their nodes as the columns of one row: dimensions `nj` of size
         1 and `ni`, the nodes in the order of the mesh.
-
-    Raises:
-        DataError: If the file is no mesh, or has no fields on the nodes.
 
     Example:
         >>> from smoe.meshes import MeshNet, open_mesh_fields

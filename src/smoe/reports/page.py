@@ -107,7 +107,6 @@ def script_json(content: Mapping[str, Any]) -> str:
 
 
 def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
-    """What the template says of a run."""
     has_routing_records = any(key.startswith("routing/") for record in report.epochs for key in record)
     confusion = None if report.classes is None else report.classes.confusion
     shown = {

@@ -44,7 +44,6 @@ class Places:
 
     @classmethod
     def globe(cls, latitude: Sequence[float] | np.ndarray, longitude: Sequence[float] | np.ndarray) -> Places:
-        """Return the places of a global map."""
         rows, columns = np.asarray(latitude, np.float64), np.asarray(longitude, np.float64)
         return cls(
             "globe",
@@ -57,7 +56,6 @@ class Places:
 
     @property
     def num_pixels(self) -> int:
-        """P, the number of pixels."""
         return int(np.prod(self.shape))
 
     @property

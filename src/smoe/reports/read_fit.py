@@ -229,7 +229,6 @@ def repeating_command(environment: Mapping[str, Any]) -> str:
 
 
 def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return versions and machine of a run, by their names."""
     packages = environment.get("packages")
     facts = {name: str(version) for name, version in packages.items() if version} if isinstance(packages, dict) else {}
     for key in ("python", "system", "machine", "processor", "commit"):

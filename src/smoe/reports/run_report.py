@@ -45,7 +45,6 @@ class ScoreSheet:
         return tuple(name for name in names if "/" not in name)
 
     def metrics_of(self, rows: Sequence[ScoreRow]) -> list[str]:
-        """Metrics that any of these rows has."""
         return [metric for metric in self.metrics if any(metric in row.values for row in rows)]
 
     @property
@@ -106,17 +105,14 @@ class RunReport:
 
     @property
     def epochs(self) -> list[Record]:
-        """Records of epochs; the record of the end of a run is left out."""
         return epochs_of(self.history)
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of training; None if they were not recorded."""
         return seconds_of(self.history)
 
     @property
     def ending(self) -> str:
-        """Why the training ended, or that it did not."""
         reason = next((record["stopped"] for record in reversed(self.history) if "stopped" in record), None)
         return "it has not ended" if reason is None else str(reason)
 

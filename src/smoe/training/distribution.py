@@ -141,7 +141,6 @@ class Distribution:
         model.load_state_dict(state)
 
     def load_optimizer(self, state: State) -> None:
-        """Load a whole state of the optimiser, of which each process takes its part."""
         if self._shards is not None:
             parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
             parts = {
@@ -265,11 +264,9 @@ class CosineSchedule:
         self.load_state_dict({"num_epochs": self._num_epochs + 1})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
         return {"num_epochs": self._num_epochs}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Set the rates after a number of epochs."""
         self._num_epochs = state["num_epochs"]
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = self._rate(peak)
@@ -347,7 +344,6 @@ class EvaluatedModel:
         return self._task.model if self.average is None else self.average.model
 
     def distribute(self, distribution: Distribution) -> None:
-        """Distribute the average as the model that trains."""
         if self.average is not None:
             self.average.model = distribution.add(self.average.model)
 

@@ -41,7 +41,6 @@ class ProgressBar:
             self._bar.stop()
 
     def notify(self, text: str) -> None:
-        """Print a line above the bar."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def begin(self, total: int, done: int, text: str = "") -> None:
@@ -83,16 +82,13 @@ class BarReporter(ProgressBar, Reporter):
         self._monitor, self._epoch = monitor, 0
 
     def begin_epoch(self, epoch: int, num_batches: int, first_batch: int) -> None:
-        """Start the bar anew."""
         self._epoch = epoch
         self.begin(num_batches, first_batch, f"epoch {epoch}")
 
     def step(self, loss: float | None) -> None:
-        """Count a batch."""
         self.advance(None if loss is None else f"epoch {self._epoch}, loss {loss:.3g}")
 
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
-        """Print the epoch's line."""
         value = record[f"validation/{self._monitor}"]
         self.notify(
             f"epoch {record['epoch']:3d}  {self._monitor} {value:8.4f}{' *' if is_best else '  '}  "
@@ -131,7 +127,6 @@ class TrackedReporter(Reporter):
         self._reporter.begin_epoch(epoch, num_batches, first_batch)
 
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
-        """Record the numbers of an epoch."""
         self._reporter.end_epoch(record, is_best=is_best)
         numbers = {key: float(value) for key, value in record.items() if isinstance(value, (int, float))}
         if self._name == "mlflow":
@@ -152,7 +147,6 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def make_tracker(name: Tracker, folder: Path) -> Any:
-    """Return a tracker of accelerate."""
     from accelerate import tracking
     from accelerate.state import PartialState
 

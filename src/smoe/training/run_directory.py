@@ -121,7 +121,6 @@ class RunDirectory:
                 write_atomically(path, lambda file, text=text: file.write(text.encode()))
 
     def read_recipe(self) -> dict[str, Any]:
-        """Return the resolved recipe of the run."""
         if not self.recipe_file.is_file():
             raise RunError(f"{self.path} is not a run directory: it has no recipe.json")
         return _read_json(self.recipe_file, self.recipe_file.read_bytes())
@@ -132,7 +131,6 @@ class RunDirectory:
         return _read_json(file, file.read_bytes()) if file.is_file() else {}
 
     def write_history(self, history: Sequence[Record]) -> None:
-        """Write metrics.jsonl, one JSON object per epoch."""
         # JSON has no NaN and no infinity.
         lines = "".join(
             json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()})
@@ -150,7 +148,6 @@ class RunDirectory:
         return [_read_json(self.metrics_file, line, f" in line {number}") for number, line in enumerate(lines, 1)]
 
     def make_folders(self) -> None:
-        """Create the directory and the folder of the checkpoints."""
         with self._as_run_error():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
 
@@ -192,7 +189,6 @@ def save_checkpoint(path: Path, state: State, *, make_folder: bool = True) -> No
 
 
 def load_checkpoint(path: Path) -> State:
-    """Read a checkpoint onto the CPU."""
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
@@ -240,7 +236,6 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, machine, commit and command of this process."""
     packages: dict[str, str | None] = dict.fromkeys(("smoe", "torch", "numpy", "accelerate"))
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -257,7 +252,6 @@ def environment() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """Return the model name of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

@@ -52,7 +52,6 @@ class Metric(ABC):
 
 
 def metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
-    """Return the names of all values that the metrics report."""
     return tuple(name for metric in metrics for name in metric.names)
 
 
@@ -71,7 +70,6 @@ class MetricSums:
         self._totals = torch.zeros(sum(self._sizes), dtype=torch.float64, device=device)
 
     def add(self, prediction: Tensor, target: Tensor) -> None:
-        """Add the totals of a batch."""
         for metric, total in self._of_metrics(self._totals):
             total += metric.totals(prediction, target).to(total.device)
 
@@ -99,7 +97,6 @@ class MeanLoss(Metric):
 
     @torch.no_grad()
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the loss times the number of samples, and the number of samples."""
         dtype = torch.promote_types(prediction.dtype, torch.float32)
         total = self.loss(prediction.to(dtype), target).double() * len(prediction)
         return torch.stack([total, total.new_tensor(float(len(prediction)))])[None]
@@ -169,7 +166,6 @@ class ShuffledBatches(Sampler[list[int]]):
         self.epoch, self.first_batch = 0, 0
 
     def start(self, epoch: int, first_batch: int = 0) -> None:
-        """Set the epoch of the next iteration, and its first batch."""
         self.epoch, self.first_batch = epoch, first_batch
 
     def __len__(self) -> int:
@@ -256,7 +252,6 @@ def _read_by_thread(
 
 
 def num_samples(samples: Dataset[Any]) -> int:
-    """Return the length of a data set that has one."""
     if not isinstance(samples, Sized):
         raise TypeError(f"{type(samples).__name__} has no length")
     return len(samples)

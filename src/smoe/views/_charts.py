@@ -28,13 +28,10 @@ def save_picture(figure: Figure, path: str | Path) -> None:
 
 
 def draw_expert_use(axes: Axes, use: np.ndarray, *, of: str = "pixels", colours: np.ndarray | None = None) -> None:
-    """Draw the share of the pixels that each expert serves, the most used expert first.
+    """Draw the share of the pixels that each expert serves, `smoe.diagnostics.expert_use`, the most used one first.
 
-    Args:
-        axes: Empty axes.
-        use: Share of the pixels of each expert, from 0 to 1, `(X,)`; see `smoe.diagnostics.expert_use`.
-        of: Whole of which the shares are parts, such as `globe` if pixels are weighted by their area.
-        colours: Colour of each expert, `(X, 3)`, from 0 to 1; the bars are then named. None: one colour for all.
+    `of` names the whole, such as `globe` if pixels are weighted by their area. With colours of the experts, `(X, 3)`
+    from 0 to 1, the bars are named.
     """
     order = np.argsort(-use, kind="stable")
     ordered, ranks = use[order] * 100, np.arange(1, len(use) + 1)

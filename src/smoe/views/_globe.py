@@ -60,18 +60,10 @@ def draw_globe(
     palette: Any = "viridis",
     norm: Normalize | None = None,
 ) -> QuadMesh:
-    """Draw a field and the coastlines.
+    """Draw values `(H, W)`, or colours `(H, W, 3)`, and the coastlines; the frame of the axes is removed.
 
-    Args:
-        axes: Empty axes; their frame is removed.
-        latitude: Latitudes of the rows, in degrees, in either direction, `(H,)`.
-        longitude: Longitudes of the columns, in degrees, regular and once round the globe, `(W,)`.
-        values: Values `(H, W)`, or colours `(H, W, 3)`.
-        palette: Colour map, or its name.
-        norm: Maps values to the palette.
-
-    Raises:
-        ValueError: If the numbers do not fit each other, or the columns do not go round the globe.
+    Latitudes of the rows may go in either direction; longitudes of the columns are regular and once round the globe,
+    or refused.
     """
     latitude, longitude = np.asarray(latitude, dtype=np.float64), np.asarray(longitude, dtype=np.float64)
     if values.shape[:2] != (len(latitude), len(longitude)):
@@ -84,15 +76,9 @@ def draw_globe(
     columns, values = _from_date_line(longitude, values)
     parts = max(1, math.ceil(_MIN_ROWS / len(latitude)))
     x, y = project(_refine(columns, parts)[None, :], _refine(rows, parts)[:, None])
-    mesh = axes.pcolormesh(
-        x,
-        y,
-        values.repeat(parts, axis=0).repeat(parts, axis=1),
-        cmap=None if values.ndim == 3 else palette,
-        norm=None if values.ndim == 3 else norm,
-        shading="flat",
-        rasterized=True,
-    )
+    colours = {} if values.ndim == 3 else {"cmap": palette, "norm": norm}
+    fine = values.repeat(parts, axis=0).repeat(parts, axis=1)
+    mesh = axes.pcolormesh(x, y, fine, shading="flat", rasterized=True, **colours)
     axes.add_collection(LineCollection(_projected_coastlines(), colors="black", linewidths=0.55, alpha=0.75))
     axes.add_patch(Ellipse((0, 0), 2 * _HALF_WIDTH, 2 * _HALF_HEIGHT, fill=False, linewidth=0.9))
     axes.set_xlim(-1.005 * _HALF_WIDTH, 1.005 * _HALF_WIDTH)
@@ -150,15 +136,8 @@ def draw_globe_routing(
 ) -> None:
     """Draw who serves where: all choices as colours, the first choices, each expert's share of land and its use.
 
-    Args:
-        chosen: Experts chosen at each pixel, in any order, `(E, H, W)`.
-        favourite: Expert with the highest score at each pixel, `(H, W)`.
-        num_experts: Number of experts in the bank, X.
-        land: Share of land of each pixel, from 0 to 1, `(H, W)`.
-        latitude: Latitudes of the rows, in degrees, `(H,)`.
-        longitude: Longitudes of the columns, in degrees, `(W,)`.
-        path: Picture to write.
-        title: Title of the picture, such as the layers of the gate.
+    `chosen` are the experts of each pixel, in any order, `(E, H, W)`, `favourite` is the one with the highest score,
+    `(H, W)`, of `num_experts` in the bank; `land` the share of land of each pixel, from 0 to 1, `(H, W)`.
     """
     # Area of a pixel of each row, relative to the mean.
     area = latitude_weights(latitude).numpy()[:, None]
@@ -173,14 +152,8 @@ def draw_globe_routing(
     axes = figure.add_subplot(layout[0, 1])
     used = np.unique(favourite)
     colours = _favourite_colours(favourite, used, area)
-    mesh = draw_globe(
-        axes,
-        latitude,
-        longitude,
-        np.searchsorted(used, favourite),
-        palette=ListedColormap(colours),
-        norm=Normalize(-0.5, len(used) - 0.5),
-    )
+    palette, norm = ListedColormap(colours), Normalize(-0.5, len(used) - 0.5)
+    mesh = draw_globe(axes, latitude, longitude, np.searchsorted(used, favourite), palette=palette, norm=norm)
     axes.set_title(f"first choice: {len(used)} of {num_experts} experts", fontsize=11, pad=6)
     if len(used) <= _MAX_NAMED:
         bar = figure.colorbar(mesh, ax=axes, location="right", shrink=0.8, ticks=range(len(used)))

@@ -21,15 +21,10 @@ from smoe.views._charts import save_picture
 def similarity_colours(
     routing: Choices, num_experts: int, pixel_weights: np.ndarray | Tensor | None = None
 ) -> np.ndarray:
-    """Return colours such that pixels which share many experts look alike: three principal components as RGB.
+    """Return colours from 0 to 1, `(..., 3)`, such that pixels which share many experts look alike.
 
-    Args:
-        routing: Experts chosen at each pixel, `(E, ...)`.
-        num_experts: Number of experts in the bank, X.
-        pixel_weights: Weight of each pixel, such as its area; must broadcast to the grid.
-
-    Returns:
-        Colours from 0 to 1, `(..., 3)`. Grey where all pixels have the same experts.
+    Three principal components of the choices `(E, ...)` are RGB; grey where all pixels have the same experts. Weights
+    of the pixels, such as their areas, must broadcast to the grid.
     """
     components = similarity_components(routing, num_experts, 3, pixel_weights)
     # 2.2 standard deviations of the first component span the colours.
@@ -74,11 +69,7 @@ def views_of(places: np.ndarray) -> tuple[str, ...]:
 
 
 def as_space(coordinates: np.ndarray | Tensor) -> np.ndarray:
-    """Coordinates as `(N, 3)`; a plane lies at height 0.
-
-    Raises:
-        ValueError: If they are not `(N, 2)` or `(N, 3)`.
-    """
+    """Coordinates `(N, 2)` or `(N, 3)` as `(N, 3)`; a plane lies at height 0."""
     places = np.asarray(as_array(coordinates), dtype=float)
     if places.ndim != 2 or places.shape[1] not in (2, 3):
         raise ValueError(f"coordinates must be (N, 2) or (N, 3), got shape {places.shape}")
@@ -137,7 +128,9 @@ class PixelPlaces:
                 linewidths=0,
             )  # fmt: skip
             axes.set_aspect("equal", adjustable="datalim")
-        elif colours.shape[:2] == (len(self.rows), len(self.columns)) and not self._has_one_step:
+        elif colours.shape[:2] == (len(self.rows), len(self.columns)) and not all(
+            _has_one_step(axis) for axis in (self.rows, self.columns)
+        ):
             axes.pcolormesh(self.columns, self.rows, colours, shading="nearest")
         else:
             bottom, top = _edges(self.rows)
@@ -146,7 +139,8 @@ class PixelPlaces:
             # Rows that descend, as in files from north to south, are still drawn upwards.
             axes.set_xlim(min(left, right), max(left, right))
             axes.set_ylim(min(bottom, top), max(bottom, top))
-            axes.set_aspect("equal" if self._is_in_degrees else "auto")
+            is_in_degrees = np.abs(self.rows).max() <= 90.0 and np.abs(self.columns).max() <= 360.0
+            axes.set_aspect("equal" if is_in_degrees else "auto")
         if self.names is None:
             axes.set_xticks([])
             axes.set_yticks([])
@@ -154,14 +148,6 @@ class PixelPlaces:
             axes.set_ylabel(self.names[0], fontsize=9)
             axes.set_xlabel(self.names[1], fontsize=9)
             axes.tick_params(labelsize=8)
-
-    @property
-    def _has_one_step(self) -> bool:
-        return all(_has_one_step(axis) for axis in (self.rows, self.columns))
-
-    @property
-    def _is_in_degrees(self) -> bool:
-        return bool(np.abs(self.rows).max() <= 90.0 and np.abs(self.columns).max() <= 360.0)
 
 
 @dataclass(frozen=True)
@@ -186,11 +172,7 @@ def read_places(
     shapes: Sequence[tuple[int, ...]],
     triangles: np.ndarray | Tensor | None = None,
 ) -> PixelPlaces | NodePlaces:
-    """Check coordinates against the pixels of all gates.
-
-    Raises:
-        ValueError: If they fit no gate, with both shapes.
-    """
+    """Read coordinates, and refuse those that do not fit the pixels of all gates."""
     if isinstance(coords, Mapping):
         return _read_named(coords, shapes)
     values = as_array(coords)
