@@ -138,13 +138,6 @@ def test_steady_masks_are_kept_and_other_gaps_refused() -> None:
         check_gaps(collect_fields(source, np.arange(5)), source, "fill")
 
 
-def test_infinite_values_are_refused_with_variable_time_and_count() -> None:
-    small = regional(5)
-    small["t2m"][2, 0, :2] = np.inf
-    with pytest.raises(DataError, match="t2m of inputs has 2 infinite values at 2001-01-03"):
-        collect_fields(FieldSource(small), np.arange(5))
-
-
 def test_variables_that_are_no_fields_are_named() -> None:
     small = regional(3)
     small["hour"] = ("time", np.arange(3.0))
@@ -217,15 +210,9 @@ def test_values_far_from_all_others_are_found_and_rain_is_not() -> None:
 
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
-def test_moments_of_any_size(size: float) -> None:
-    values = (size * np.random.default_rng(0).normal(3.0, 1.0, (17, 1, 3, 5))).astype(np.float32)
-    moments = FieldMoments((1, 3, 5))
-    moments.add(values)
-    np.testing.assert_allclose(moments.by_channel()[1], np.std(values.astype(np.float64)), rtol=1e-6)
-
-
-def test_moments_of_blocks_are_those_of_all() -> None:
-    values = (50000.0 + np.random.default_rng(0).normal(size=(17, 2, 3, 5))).astype(np.float32)
+def test_moments_of_blocks_are_those_of_all(size: float) -> None:
+    offset = 50000.0 if size == 1.0 else 3.0
+    values = (size * (offset + np.random.default_rng(0).normal(size=(17, 2, 3, 5)))).astype(np.float32)
     values[3, 0, 1, 1] = np.nan
     values[:, 1, 2, 2] = np.nan
     moments = FieldMoments((2, 3, 5))
@@ -233,7 +220,7 @@ def test_moments_of_blocks_are_those_of_all() -> None:
         moments.add(values[first : first + 4])
     exact = values.astype(np.float64)
     mean, std = moments.by_channel()
-    np.testing.assert_allclose(mean, np.nanmean(exact, axis=(0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(mean, np.nanmean(exact, axis=(0, 2, 3)), rtol=1e-12 if size == 1.0 else 1e-6)
     np.testing.assert_allclose(std, np.nanstd(exact, axis=(0, 2, 3)), rtol=1e-6)
     pixel_mean, pixel_std = moments.by_pixel()
     assert np.isnan(pixel_mean[1, 2, 2]) and np.isnan(pixel_mean).sum() == 1
@@ -252,9 +239,6 @@ def test_moments_of_blocks_are_those_of_all() -> None:
 def test_variables_that_do_not_go_together_are_refused(make: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         FieldSource(make(regional(4)))  # type: ignore[operator]
-
-
-def test_a_misspelt_variable_gets_a_suggestion() -> None:
     with pytest.raises(DataError, match="inputs has no variable 't2n'; did you mean 't2m'"):
         FieldSource(regional(3), ["t2n"])
 
@@ -276,7 +260,8 @@ def test_a_damaged_chunk_is_refused(tmp_path: Path, damage: str, version: int, i
         chunks[1].unlink()
     else:
         chunks[1].write_bytes(chunks[1].read_bytes()[: 500 if damage == "truncated" else 0])
-    with pytest.raises(DataError, match="t2m"):
+    damaged = "t2m of inputs cannot be read, the file is damaged or incomplete"
+    with pytest.raises(DataError, match=damaged if damage == "truncated" else "t2m lacks 1 chunks"):
         collect_fields(FieldSource(open_fields(path)), np.arange(8))
 
 
@@ -361,15 +346,15 @@ def test_blocks_are_whole_chunks_of_the_file(tmp_path: Path, rows_that_fit: int,
     assert block_rows(source, rows_that_fit * 2 * 4 * 15) == expected
 
 
-@pytest.mark.parametrize("mark", [-9999.0, 1e20, -999.0, 9.969209968386869e36])
-def test_a_mark_that_no_attribute_declares_is_refused(mark: float) -> None:
+@pytest.mark.parametrize("mark", [-9999.0, 1e20, -999.0, 9.969209968386869e36, np.inf])
+def test_infinite_values_and_marks_that_no_attribute_declares_are_refused(mark: float) -> None:
     dataset = regional(4)
     dataset["t2m"][2, 1, :2] = mark
-    message = f"t2m of inputs has 2 values of {mark:g} at 2001-01-03, which look like a mark".replace("+", r"\+")
-    with pytest.raises(DataError, match=message):
+    what = "infinite values" if np.isinf(mark) else f"values of {mark:g}".replace("+", r"\+")
+    with pytest.raises(DataError, match=f"t2m of inputs has 2 {what} at 2001-01-03[:,]"):
         collect_fields(FieldSource(dataset), np.arange(4))
     static = regional(4).assign(height=dataset["t2m"].isel(time=2, drop=True))
-    with pytest.raises(DataError, match="height of inputs has 2 values of"):
+    with pytest.raises(DataError, match=f"height of inputs has 2 {what}[:,]"):
         collect_fields(FieldSource(static), np.arange(4))
 
 

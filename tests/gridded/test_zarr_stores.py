@@ -9,14 +9,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import numcodecs
 import pytest
 import xarray as xr
 
 from gridded_files import regional
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
-from smoe.gridded._source import load_arrays
 
 zarr = pytest.importorskip("zarr")
 
@@ -45,18 +43,6 @@ def test_missing_chunks_are_refused(tmp_path: Path, place: str, message: str) ->
     next(file for file in (path / place / "c").rglob("*") if file.is_file()).unlink()
     with pytest.raises(DataError, match=message):
         open_fields(path)
-
-
-@pytest.mark.parametrize("place", [4, -1])
-def test_a_damaged_chunk_of_blosc_is_refused(tmp_path: Path, place: int) -> None:
-    path = tmp_path / "blosc.zarr"
-    regional().to_zarr(path, zarr_format=2, encoding={"t2m": {"compressors": [numcodecs.Blosc()]}})
-    (chunk,) = (path / "t2m").glob("0.*")
-    content = bytearray(chunk.read_bytes())
-    content[place] ^= 0x40  # of the length of the content, or of a chunk that is cut off
-    chunk.write_bytes(content if place > 0 else content[:-20])
-    with pytest.raises(DataError, match="t2m of inputs cannot be read, the file is damaged or incomplete"):
-        load_arrays({"t2m": open_fields(path)["t2m"]}, "inputs")
 
 
 class Code:

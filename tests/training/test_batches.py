@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import itertools
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from smoe.training.task import OrderedBatches, ShuffledBatches, load_batches
+from smoe.training.task import OrderedBatches, ShuffledBatches, load_batches, predict
 
 
 def epoch(batches: ShuffledBatches, number: int, first_batch: int = 0) -> list[list[int]]:
@@ -37,13 +39,6 @@ def test_processes_share_each_batch_of_a_single_process() -> None:
     for batch, left, right in zip(whole, *shares, strict=True):
         assert len(left) == len(right) == 4
         assert sorted(left + right) == sorted(batch)
-
-
-def test_refuses_batches_that_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match="a batch of 9 cannot be shared equally by 2 processes"):
-        ShuffledBatches(40, 9, seed=0, num_processes=2)
-    with pytest.raises(ValueError, match="3 samples do not fill one batch of 4"):
-        ShuffledBatches(3, 4, seed=0)
 
 
 @pytest.mark.parametrize("num_processes", [1, 3])
@@ -97,7 +92,11 @@ def test_repeated_augmentation_is_the_published_sampler(num_processes: int, part
         assert all(len({index % num_samples for index in part}) == len(part) for parts in ours for part in parts)
 
 
-def test_refuses_parts_that_do_not_fit() -> None:
+def test_refuses_batches_that_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match="a batch of 9 cannot be shared equally by 2 processes"):
+        ShuffledBatches(40, 9, seed=0, num_processes=2)
+    with pytest.raises(ValueError, match="3 samples do not fill one batch of 4"):
+        ShuffledBatches(3, 4, seed=0)
     with pytest.raises(ValueError, match=r"the 8 samples of a batch of 16 that a process has cannot be cut .* of 3"):
         ShuffledBatches(40, 16, seed=0, num_processes=2, part_size=3)
 
@@ -155,3 +154,51 @@ def test_processes_that_read_leave_signals_to_the_one_that_trains() -> None:
         input, _ = next(batches)
         assert input.tolist() == [is_blocked] * 3
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+PAIRS = TensorDataset(torch.arange(7.0)[:, None], 10.0 * torch.arange(7.0)[:, None])
+
+
+def double() -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 2.0)
+    return model
+
+
+def test_predictions_come_in_order_with_their_targets() -> None:
+    batches = list(predict(double(), PAIRS, 3))
+    assert [len(target) for _, target in batches] == [3, 3, 1]
+    assert torch.cat([prediction for prediction, _ in batches]).flatten().tolist() == [0, 2, 4, 6, 8, 10, 12]
+    assert torch.cat([target for _, target in batches]).flatten().tolist() == [0, 10, 20, 30, 40, 50, 60]
+
+
+def test_each_sample_is_predicted_by_one_process() -> None:
+    shares = [
+        [
+            float(value)
+            for _, target in predict(double(), PAIRS, 2, process=process, num_processes=3)
+            for value in target
+        ]
+        for process in range(3)
+    ]
+    assert sorted(value for share in shares for value in share) == [0, 10, 20, 30, 40, 50, 60]
+    assert len(shares) == 3 and all(shares)
+
+
+def test_the_model_evaluates_without_gradients_and_the_caller_keeps_its_mode() -> None:
+    model = nn.Sequential(double(), nn.Dropout(0.9)).train()
+    for prediction, _ in predict(model, PAIRS, 4):
+        assert not prediction.requires_grad and not model.training
+        assert torch.is_grad_enabled()
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        next(predict(double(), PAIRS, 0))
+
+    class Endless(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return itertools.count()
+
+    with pytest.raises(TypeError, match="Endless has no length"):
+        next(predict(double(), Endless(), 1))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import resources
 
 import numpy as np
 
+from smoe._notebook import coastlines, project
 from smoe.reports.parts import Axis, Places
 
 # Dots of a side of a globe or body, and the least number of dots of a row of a map with coastlines.
@@ -136,10 +136,8 @@ def _globe_views(places: Places) -> list[View]:
     latitude = np.rad2deg(np.arcsin((2 * angle + np.sin(2 * angle)) / np.pi))
     longitude = 180.0 * right / np.cos(angle)
     cells = cells_at(latitude, longitude, np.abs(longitude) <= 180.0)
-    # The auxiliary angle solves 2 a + sin 2a = pi sin(latitude).
-    angles = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
-    angle = np.interp(np.pi * np.sin(np.deg2rad(coast_north)), 2 * angles + np.sin(2 * angles), angles)
-    dots = _SIDE / 2 * (1 - np.sin(angle)), _SIDE * (1 + coast_east / 180.0 * np.cos(angle))
+    x, y = project(coast_east, coast_north)
+    dots = _SIDE / 2 * (1 - y), _SIDE * (1 + x)
     views = [View("map of the whole globe", cells, _coast_light(cells, *dots))]
     north, east = np.deg2rad(coast_north), np.deg2rad(coast_east)
     coast = np.stack([np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)])
@@ -188,22 +186,13 @@ def _axes(north: float, east: float) -> np.ndarray:
 
 
 def _coast(longitudes: np.ndarray, latitudes: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Longitudes and latitudes of points of the coast in and around a map, less than `step` degrees apart.
-
-    Natural Earth's land at 1:110 million, which is in the public domain; made by `tools/make_coastlines.py`.
-    """
-    with resources.files("smoe").joinpath("views", "coastlines.npz").open("rb") as file, np.load(file) as stored:
-        points, ends = stored["points"] / 100.0, stored["ends"]
-    starts = np.delete(np.arange(len(points) - 1), ends[:-1] - 1)
+    """Longitudes and latitudes of points of the coast in and around a map, less than `step` degrees apart."""
     # A map may count longitudes from -180, from 0, or across either.
-    first, last = (
-        np.concatenate([points[index] + [turn, 0.0] for turn in (-360.0, 0.0, 360.0)]) for index in (starts, starts + 1)
-    )
-    room = np.array([np.ptp(axis) / (len(axis) - 1) for axis in (longitudes, latitudes)])
-    low, high = (
-        np.array([longitudes.min(), latitudes.min()]) - room,
-        np.array([longitudes.max(), latitudes.max()]) + room,
-    )
+    lines = [np.add(line, (turn, 0.0)) for line in coastlines() for turn in (-360.0, 0.0, 360.0)]
+    first, last = (np.concatenate([line[part] for line in lines]) for part in (slice(None, -1), slice(1, None)))
+    axes = (longitudes, latitudes)
+    room = np.array([np.ptp(axis) / (len(axis) - 1) for axis in axes])
+    low, high = np.array([axis.min() for axis in axes]) - room, np.array([axis.max() for axis in axes]) + room
     is_near = ((np.maximum(first, last) >= low) & (np.minimum(first, last) <= high)).all(axis=1)
     first, last = first[is_near], last[is_near]
     counts = np.ceil(1.5 * np.abs(last - first).max(axis=1) / step).astype(int) + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from matplotlib.ticker import MaxNLocator
 
+from smoe import _notebook
+from smoe._notebook import coastlines
 from smoe.diagnostics import expert_use, mean_where_served
 from smoe.losses import latitude_weights
 from smoe.views._charts import draw_expert_use, save_picture
@@ -28,27 +29,13 @@ _MIN_ROWS = 128
 _HALF_WIDTH, _HALF_HEIGHT = 2 * math.sqrt(2), math.sqrt(2)
 
 
-@functools.cache
-def coastlines() -> tuple[np.ndarray, ...]:
-    """The outline of the land as lines of longitude and latitude in degrees, `(n, 2)` each.
-
-    Natural Earth's land at 1:110 million, which is in the public domain; made by `tools/make_coastlines.py`.
-    """
-    with resources.files("smoe.views").joinpath("coastlines.npz").open("rb") as file, np.load(file) as stored:
-        points, ends = stored["points"] / 100.0, stored["ends"]
-    return tuple(np.split(points, ends[:-1]))
-
-
 def project(longitude: np.ndarray, latitude: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mollweide's equal-area projection, for a sphere of radius 1.
+    """Mollweide's projection of a sphere of radius 1.
 
     matplotlib's own axes of this name take ten seconds a map, for they bend each piece of coast in 75 parts.
     """
-    # The auxiliary angle solves 2 a + sin 2a = pi sin(latitude); a table of it is exact to less than a printed dot.
-    angles = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
-    angle = np.interp(np.pi * np.sin(np.deg2rad(latitude)), 2 * angles + np.sin(2 * angles), angles)
-    x = _HALF_WIDTH / 180.0 * longitude * np.cos(angle)
-    return x, np.broadcast_to(_HALF_HEIGHT * np.sin(angle), x.shape)
+    x, y = _notebook.project(longitude, latitude)
+    return _HALF_WIDTH * x, _HALF_HEIGHT * y
 
 
 def draw_globe(
