@@ -147,7 +147,7 @@ def _classic_length(file: BinaryIO, version: int, length: int) -> int | None:
 
 
 def check_zarr_store(path: Path, group: str = "") -> tuple[Any, bool]:
-    """Checks the coordinates of a group and all its arrays of two dimensions or more."""
+    """Checks the coordinates of a group and all its arrays of two dimensions or more; whether it is consolidated."""
     import zarr
     from zarr.storage import ZipStore
 
@@ -158,23 +158,8 @@ def check_zarr_store(path: Path, group: str = "") -> tuple[Any, bool]:
         _check_coordinate(files, name, array)
     for name, array in arrays.items():
         if len(array.shape) >= 2:
-            _check_array(files, name, array, may_have_mask=True)
+            _check_array(files, name, array)
     return store, files.is_consolidated()
-
-
-def check_zarr_coordinates(store: Path) -> None:
-    """Refuses a store that lacks a chunk of a coordinate, or has words of CF that are no texts."""
-    import zarr
-
-    for name, array in zarr.open_group(store, mode="r").arrays():
-        _check_coordinate(_StoreFiles(store), name, array)
-
-
-def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None:
-    """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is."""
-    import zarr
-
-    _check_array(_StoreFiles(store), name, zarr.open_group(store, mode="r")[name], may_begin_late=may_begin_late)
 
 
 class _StoreFiles:
@@ -221,39 +206,34 @@ def _check_coordinate(files: _StoreFiles, name: str, array: Any) -> None:
                 raise DataError(f"{files.path}: the coordinate {name} lacks the chunk {key}; copy it again")
 
 
-def _check_array(
-    files: _StoreFiles, name: str, array: Any, *, may_begin_late: int = 0, may_have_mask: bool = False
-) -> None:
+def _check_array(files: _StoreFiles, name: str, array: Any) -> None:
     """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is.
 
     The library reads such a chunk as fill values. It was lost, or held fill values only and the writer left it out,
-    which is the default of Zarr 3 (`write_empty_chunks=False`); nothing in the store tells one from the other. With
-    `may_have_mask`, all chunks of a place, along the first axis, may be missing, if missing values are NaN: land in a
-    field of the sea.
+    which is the default of Zarr 3 (`write_empty_chunks=False`); nothing in the store tells one from the other. But all
+    chunks of a place, along the first axis, may be missing, if missing values are NaN: land in a field of the sea.
     """
     outer = tuple(array.shards or array.chunks)
     counts = [-(-length // chunk) for length, chunk in zip(array.shape, outer, strict=True)]
-    is_nan = array.fill_value is not None and array.fill_value != array.fill_value
-    num_late = may_begin_late // outer[0] if outer and is_nan else 0
     if prod(counts) > _MOST_CHUNKS:
         raise DataError(f"{files.path}: {name} claims {prod(counts):,} chunks; its metadata are damaged, copy it again")
 
-    def key_of(position: tuple[int, ...]) -> str:
-        return f"{name}/{array.metadata.encode_chunk_key(position)}"
-
-    written = {position for position in itertools.product(*map(range, counts)) if files.size(key_of(position))}
+    keys = {
+        position: f"{name}/{array.metadata.encode_chunk_key(position)}"
+        for position in itertools.product(*map(range, counts))
+    }
+    written = {position for position, key in keys.items() if files.size(key)}
     # A place of a single chunk may have been lost, and so may all places.
-    may_have_mask = may_have_mask and is_nan and array.shards is None and len(counts) >= 3 and counts[0] > 1
-    places = {position[1:] for position in written} if may_have_mask and written else None
+    is_nan = array.fill_value is not None and array.fill_value != array.fill_value
+    may_have_mask = is_nan and array.shards is None and len(counts) >= 3 and counts[0] > 1 and written
+    places = {position[1:] for position in written if may_have_mask}
     lost: list[str] = []
-    for position in itertools.product(*map(range, counts)):
-        if position and position[0] < num_late:
-            continue
+    for position, key in keys.items():
         if position in written:
-            absent = [] if array.shards is None else _absent_in_shard(array, files, key_of(position), position)
-            lost += [f"{key_of(position)} inner chunk {inner}" for inner in absent]
-        elif places is None or position[1:] in places:
-            lost.append(key_of(position))
+            absent = [] if array.shards is None else _absent_in_shard(array, files, key, position)
+            lost += [f"{key} inner chunk {inner}" for inner in absent]
+        elif not may_have_mask or position[1:] in places:
+            lost.append(key)
     if lost:
         raise DataError(
             f"{files.path}: {name} lacks {len(lost)} chunks of its {prod(counts)} chunk files, the first {lost[0]}, "

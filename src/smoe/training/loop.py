@@ -185,7 +185,8 @@ class Loop:
                 loss = task.loss(self.model(input), target)
                 if task.auxiliary_loss is not None:
                     loss = loss + task.auxiliary_loss(self.model)
-                loss = track_loss_scale(loss, self.model)
+                if num_parts > 1 or self.accelerator.scaler is not None:
+                    loss = track_loss_scale(loss, self.model)
                 self.accelerator.backward(loss if num_parts == 1 else loss / num_parts)
             state.loss_total += loss.detach() / num_parts
             if not is_whole:
