@@ -59,7 +59,7 @@ def test_the_files_of_a_training_step() -> None:
 
 def test_the_files_of_a_fit(tmp_path: Path) -> None:
     path = tmp_path / "small.nc"
-    regional(100, 8, 8).to_netcdf(path)
+    regional(60, 6, 6).to_netcdf(path)
 
     model = smoe.GridRegressor(lead="1D", max_epochs=1, device="cpu", progress=False)
     crossed = set(walk(lambda: model.fit(path, path)))
