@@ -13,7 +13,7 @@ import torch
 from smoe.errors import DataError
 from smoe.ops._healpix import HEALPixOrder, face_pixels, healpix_coordinates, pad_faces
 
-# A row of nodes (`smoe.meshes._node_fields`): places of the nodes, and a number whose attributes describe the mesh.
+# A row of nodes (`smoe.meshes._mesh_files`): places of the nodes, and a number whose attributes describe the mesh.
 PLACES = ("node_x", "node_y", "node_z")
 DESCRIPTION = "mesh_description"
 ROW_COORDINATES = (*PLACES, DESCRIPTION)
