@@ -23,6 +23,7 @@ release = version = __version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
@@ -55,6 +56,8 @@ nb_output_stderr = "remove"
 
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
+autodoc_default_options = {"exclude-members": "extra_repr, forward"}
+autosummary_generate = False
 maximum_signature_line_length = 88
 # Docstrings mark code with single backticks, as in Markdown.
 default_role = "code"
@@ -102,8 +105,10 @@ _RESULTS = ("heat", "heat-mesh", "weather", "ens10", "images", "bench", "probing
 
 
 def list_results(app: Any, docname: str, source: list[str]) -> None:
-    """Puts a table of all stored tables into the page of results."""
+    """Puts a table of all stored tables into the page of results; the tables themselves are in no menu."""
     del app
+    if docname.startswith("paper/results/"):
+        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if docname != "docs/results":
         return
     root = Path(__file__).parents[1] / "paper" / "results"
@@ -119,7 +124,41 @@ def list_results(app: Any, docname: str, source: list[str]) -> None:
     source[0] = source[0].replace("<!-- all tables -->", "\n".join(rows))
 
 
+_ENTRY = re.compile(r"^\.\. auto(?:class|function):: (\S+)$", re.MULTILINE)
+
+
+def summarise(app: Any, docname: str, source: list[str]) -> None:
+    """Puts a table of its entries on top of each page of the API, and all of them on its first page."""
+    del app
+    folder = Path(__file__).parent / "api"
+    if docname.startswith("docs/api/") and docname != "docs/api/index":
+        title, paragraph, rest = source[0].split("\n\n", 2)
+        source[0] = "\n\n".join([title, paragraph, _summary(source[0]), rest])
+    elif docname == "docs/api/index":
+        for page in re.findall(r"^## \[.*\]\((\w+)\.md\)$", source[0], re.MULTILINE):
+            link = f"({page}.md)\n"
+            source[0] = source[0].replace(link, f"{link}\n{_summary((folder / f'{page}.md').read_text())}\n")
+
+
+def _summary(page: str) -> str:
+    names = "\n".join(f"   {name}" for name in _ENTRY.findall(page))
+    return f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{names}\n```"
+
+
+def put_readme(app: Any, docname: str, source: list[str]) -> None:
+    """Puts the text of README on the first page, with links that hold there."""
+    del app
+    if docname == "docs/index":
+        text = (Path(__file__).parents[1] / "README.md").read_text().partition("\nMore: ")[0]
+        text = text.replace("](docs/", "](").replace("](paper/", "](../paper/")
+        first, heading, sections = text.partition("\n## ")
+        source[0] = source[0].replace("<!-- README, up to its first section -->", first)
+        source[0] = source[0].replace("<!-- README, its sections -->", heading + sections)
+
+
 def setup(app: Any) -> None:
     """Connects the hooks, that of docstrings ahead of napoleon."""
     app.connect("autodoc-process-docstring", escape_text, priority=100)
     app.connect("source-read", list_results)
+    app.connect("source-read", summarise)
+    app.connect("source-read", put_readme)

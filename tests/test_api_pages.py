@@ -15,7 +15,7 @@ import torch
 import smoe
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted([*DOCS.glob("api/*.md"), *DOCS.glob("how-to/*.md")])
+PAGES = sorted({*DOCS.glob("api/*.md"), *DOCS.glob("how-to/*.md")} - {DOCS / "api" / "index.md"})
 ROOMS = ("nn", "ops", "losses", "diagnostics", "rules", "views", "meshes", "regression")
 ENTRY = re.compile(r"^\.\. (?:auto|py:)\w+:: (\S+)\n[^`]*```\n\n```pycon\n>>>", re.MULTILINE)
 EXAMPLE = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)

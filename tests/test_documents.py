@@ -130,12 +130,6 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
 
-def test_every_folder_of_results_is_listed_in_the_site():
-    folders = {str(Path(name).parent) for name in _listed("paper/results/*.md")}
-    listed = set(re.findall(r"^\.\./(paper/results/\S+)/\*$", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE))
-    assert folders - {"paper/results"} == listed
-
-
 def test_targets_of_make_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     texts = [(ROOT / name).read_text() for name in [*_documents(), *_listed(".github/workflows/*.yml")]]

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.diagnostics import RoutingGain, RoutingWatch, describe
+from smoe.diagnostics._describe import useless_routing
 from smoe.nn import SpatialMoE2d, TensorGate
 from smoe.rules import RoutingClassification
 from smoe_paper.baselines.gates import ConvGate
@@ -98,6 +99,8 @@ def test_a_routing_that_is_worth_nothing_is_warned_of() -> None:
     # Too few samples tell nothing, so that there is nothing to warn of.
     few = describe(net, F.mse_loss, x[:3], target[:3])
     assert few.warnings == () and "3 samples do not tell which is better" in str(few)
+    # Nor does a large difference between samples of very different losses.
+    assert useless_routing([RoutingGain("layer", 2e-16, 3.6e-5, 2.5e-5, 32)]) == []
 
 
 def test_a_model_without_layers() -> None:

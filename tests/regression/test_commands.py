@@ -152,7 +152,10 @@ def test_a_fit_that_was_stopped_goes_on(folder: Path, tmp_path: Path, capsys: py
     capsys.readouterr()
     assert main(command) == 2
     assert "holds a fit that was begun; add --resume" in capsys.readouterr().err
-    assert main([*command, "--resume"]) == 0
+    assert main([*command, "--resume", "--json"]) == 0
+    # One line for scripts, the scores that are stored.
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["rmse"]["model"] and json.loads(line)["targets"] == ["t2m"]
     again = smoe.GridRegressor.load(tmp_path / "run").predict(folder / "x.zarr")
     np.testing.assert_allclose(again["t2m"], first["t2m"], rtol=1e-6)
 

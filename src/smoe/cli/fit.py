@@ -8,12 +8,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from smoe.command_line import UsageError, parse, warnings_as_lines
 from smoe.regression._options import RegressorOptions
+
+if TYPE_CHECKING:
+    from smoe.regression import ScoreTable
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Fit:
             `filter_by_keys={"typeOfLevel": "surface"}` for GRIB.
         folds: Score all times first, in so many blocks, each by a model that was fitted without it; 0: do not.
         resume: Continue a fit that was stopped.
+        json: Print the scores as one line of JSON, for scripts.
         options: Options of the model.
     """
 
@@ -59,6 +63,7 @@ class Fit:
     open: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     folds: int = 0
     resume: bool = False
+    json: bool = False
     options: Annotated[RegressorOptions, tyro.conf.arg(name="")] = field(default_factory=RegressorOptions)
 
 
@@ -91,7 +96,7 @@ def _fit(options: Fit) -> int:
     }
     if options.folds:
         table = model.cross_validate(inputs, options.targets, options.folds, open_options=open_options, **variables)
-        sys.stdout.write(f"{table}\n")
+        _print_scores(table, options.json)
     try:
         model.fit(
             inputs,
@@ -112,8 +117,14 @@ def _fit(options: Fit) -> int:
     write_scores(options.output, which, table)
     model.save(options.output)
     _remove_fields(options.output)
-    sys.stdout.write(f"{table}\nmodel: {options.output}\n")
+    _print_scores(table, options.json)
+    if not options.json:
+        sys.stdout.write(f"model: {options.output}\n")
     return 0
+
+
+def _print_scores(table: ScoreTable, is_json: bool) -> None:
+    sys.stdout.write(f"{json.dumps(table.to_plain()) if is_json else table}\n")
 
 
 def read_open_options(given: Sequence[str]) -> dict[str, Any]:

@@ -193,7 +193,7 @@ class PixelEmbedding(SelfTaught):
 
 
 class FactorisedGate(SpatialGate):
-    """Scores `scale * keys . embedding`, shared by all samples.
+    """Scores `scale * (keys @ embedding)`, shared by all samples.
 
     Args:
         num_experts: X, the number of experts in the bank.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -230,8 +232,13 @@ class RoutedLayer(nn.Module, ABC):
             return RoutingMap(indices, weights)
         return RoutingMap(indices[0], weights[0])
 
+    def plot(self, path: str | Path | None = None, **options: Any) -> Any:
+        """Draw the routing by `smoe.plot_routing`, whose options these are; a notebook shows the figure."""
+        # By name: pictures stand above the layers, and need matplotlib.
+        return importlib.import_module("smoe").plot_routing(self, path, **options)
+
     def _repr_html_(self) -> str:
-        text = html_text(repr(self))
+        text = html_text(f"{type(self).__name__}({self.extra_repr()})")
         is_fixed = not self.gate.looks_at_input and self.gate.spatial_shape is not None and not is_sharded(self.gate)
         return text + self.routing()._repr_html_() if is_fixed else text
 

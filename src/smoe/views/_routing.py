@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,14 @@ from smoe.diagnostics import expert_use, fixed_choices, fixed_gates
 from smoe.diagnostics._choices import Choices
 from smoe.views._charts import draw_expert_use, save_picture
 from smoe.views._node_routing import NodePlaces, PixelPlaces, read_places, similarity_colours
+
+
+class _ShownFigure(Figure):
+    """A figure that a notebook shows, also where pyplot was never imported."""
+
+    def _repr_png_(self) -> bytes:
+        self.savefig(buffer := io.BytesIO(), format="png")
+        return buffer.getvalue()
 
 
 def plot_routing(
@@ -72,7 +81,7 @@ def plot_routing(
     if triangles is not None and coords is None:
         raise ValueError("triangles need coords, the places of their corners")
     places = None if coords is None else read_places(coords, shapes, triangles)
-    figure = Figure(figsize=(11.0, 0.5 + 3.6 * len(rows)), layout="constrained")
+    figure = _ShownFigure(figsize=(11.0, 0.5 + 3.6 * len(rows)), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     parts = np.atleast_1d(np.asarray(figure.subfigures(len(rows), 1)))
     for part, (name, (choices, size)) in zip(parts, rows.items(), strict=True):
