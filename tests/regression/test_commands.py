@@ -20,16 +20,15 @@ import smoe
 from gridded_files import regional, times
 from smoe.cli.main import main
 from smoe.errors import DataError, Interrupted
-from smoe.regression._judgement import BaseFields
 from smoe.regression._ladder import GridLadder
 from smoe.regression._ladder_fit import fit_ladders
 from smoe.regression._nets import NetShape
 from smoe.regression._options import RegressorOptions
+from smoe.regression._prediction import write_predictions
 from smoe.regression._preparation import prepare
-from smoe.regression._procedures import write_predictions
 from smoe.regression._regressor import build_net, make_objective
-from smoe.regression._scores import NOT_KEPT, PLAIN
-from smoe.regression._training import NetSamples, train_net
+from smoe.regression._scores import PLAIN, SMOE
+from smoe.regression._training import BaseFields, NetSamples, train_net
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory, RunError
 
@@ -54,7 +53,7 @@ def test_fit_leaves_a_model_its_scores_and_its_record(folder: Path) -> None:
     model = smoe.GridRegressor.load(folder / "run")
     table = model.score(folder / "x.zarr", folder / "y.nc", period=model.fitted.period_of("test"))
     assert table.rmse["model"] == pytest.approx(scores["rmse"]["model"])
-    assert {"model", PLAIN if model.fitted.kept == "net" else NOT_KEPT, "raw input"} <= set(scores["rmse"])
+    assert {"model", PLAIN if model.fitted.kept == "net" else SMOE, "raw input"} <= set(scores["rmse"])
     assert (folder / "run" / "training" / "metrics.jsonl").is_file()
     assert repr(smoe.load(folder / "run")) == repr(model)
 

@@ -14,8 +14,7 @@ from gridded_files import regional, times
 from smoe.errors import DataError
 from smoe.gridded._source import FieldSource
 from smoe.regression._options import RegressorOptions
-from smoe.regression._preparation import prepare
-from smoe.regression._statistics import Statistics, gather_statistics
+from smoe.regression._preparation import Statistics, gather_statistics, prepare
 
 COUNT = 800
 PERIODS = {"train": "2001-01-01:2002-12-31", "validation": "2003-01-01:2003-03-01"}

@@ -70,7 +70,7 @@ class Fit:
 def run_fit(args: list[str]) -> int:
     options = parse(Fit, args, prog="smoe fit")
 
-    from smoe.regression._model_files import check_folder, is_model_folder
+    from smoe.regression._fitted import check_folder, is_model_folder
     from smoe.training.run_directory import RunDirectory
 
     if is_model_folder(options.output):
@@ -176,7 +176,7 @@ def run_predict(args: list[str]) -> int:
 
     from smoe.gridded import check_output
     from smoe.regression import GridRegressor
-    from smoe.regression._procedures import write_predictions
+    from smoe.regression._regressor import write_predictions
 
     if not options.per_year:
         check_output(options.output, overwrite=options.overwrite)
@@ -208,7 +208,7 @@ def run_show(args: list[str]) -> int:
     if len(args) > 1 or args[0].startswith("-"):
         raise UsageError(f"smoe show takes the folder of one model, got {' '.join(args)}")
 
-    from smoe.regression._procedures import draw_run
+    from smoe.regression._regressor import draw_run
 
     for picture in draw_run(Path(args[0])):
         sys.stdout.write(f"{picture}\n")

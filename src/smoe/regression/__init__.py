@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smoe.regression._model_files import is_model_folder
+    from smoe.regression._fitted import is_model_folder
     from smoe.regression._options import RegressorOptions
     from smoe.regression._regressor import GridRegressor, load
     from smoe.regression._scores import ScoreTable
@@ -21,7 +21,7 @@ _HOMES = {
     "load": "_regressor",
     "RegressorOptions": "_options",
     "ScoreTable": "_scores",
-    "is_model_folder": "_model_files",
+    "is_model_folder": "_fitted",
 }
 
 

@@ -1,36 +1,313 @@
-"""All that a fitted regressor consists of, and what new inputs must have to be predicted from."""
+"""All that a fitted regressor consists of, what its predictions look like, and its two files."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
+from torch import nn
 
+from smoe._files import FileLock, LockedError, write_atomically
+from smoe._integrity import checksum
+from smoe._plain import RecipeError, from_plain
 from smoe.diagnostics import fixed_choices, fixed_gates
 from smoe.errors import DataError, printable, suggest
 from smoe.gridded import (
     Channel,
     FieldSource,
     HorizontalGrid,
+    MonthTimes,
     OpenOptions,
+    Orientation,
     Period,
     are_same_units,
+    find_month_times,
+    grid_from_plain,
+    grid_to_plain,
     import_xarray,
     open_fields,
 )
-from smoe.meshes import Mesh, with_mesh
-from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, GridLadder, Ladder
-from smoe.regression._layout import OutputLayout
-from smoe.regression._nets import NetShape, Regression, count_parameters
-from smoe.regression._options import SIMPLE, RegressorOptions
-from smoe.regression._statistics import Statistics
+from smoe.meshes import (
+    DESCRIPTION,
+    ROW_COORDINATES,
+    Mesh,
+    is_row_of_nodes,
+    mesh_arrays,
+    mesh_from_files,
+    mesh_words,
+    restored_variables,
+    with_mesh,
+)
+from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, GridLadder, Ladder, LadderWords, Spread, num_channels
+from smoe.regression._nets import (
+    NetShape,
+    Regression,
+    count_parameters,
+    count_shared_parameters,
+    make_net,
+    make_plain_net,
+    wrap_own_net,
+)
+from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, RegressorOptions
+from smoe.regression._preparation import Statistics
+from smoe.version import __version__
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+Described = tuple[tuple[str, ...], np.ndarray, dict[str, Any]]
+"""Dimensions, values and attributes of an array."""
+
+_Attributes = dict[str, str | int | float | list[Any]]
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What JSON keeps of an `OutputLayout`."""
+
+    variables: tuple[tuple[str, int, tuple[str, ...], _Attributes], ...]
+    coordinates: dict[str, list[Any]]
+    mappings: dict[str, _Attributes]
+    time: tuple[str, _Attributes]
+    attributes: _Attributes
+    is_array: bool
+    mesh_dimension: str | None
+    mesh: dict[str, list[Any]] | None
+    months: MonthTimes | None
+
+
+@dataclass(frozen=True)
+class _DescribedWords:
+    """What JSON keeps of a described array; None for numbers, which stand beside it."""
+
+    dims: tuple[str, ...]
+    text: list[Any] | str | None
+    attributes: _Attributes
+
+
+# What holds for the targets of the training only, and attributes that name variables that are not written.
+_OF_THE_TARGETS = ("forecast_period", "forecast_reference_time")
+_DROPPED = ("bounds", "ancillary_variables", "cell_measures", "coordinates", "actual_range", "valid_range", "valid_min",
+            "valid_max")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OutputLayout:
+    """Layout of predictions, from the targets of the training.
+
+    Attributes:
+        variables: Name, number of levels (0 for none), dimensions without time, and attributes of each target.
+        coordinates: Dimensions, values and attributes of each coordinate that does not depend on time.
+        mappings: Attributes of grid mapping variables.
+        time: Name of the time dimension and attributes of its coordinate.
+        orientation: Order of rows and columns.
+        attributes: Attributes of the data set.
+        is_array: Whether a single array was given.
+        mesh: Dimension of the nodes in the file of the targets, and the variables of their mesh, as for `coordinates`;
+            None for a grid.
+        months: Where in its month each time of monthly targets lies; None for others.
+    """
+
+    variables: tuple[tuple[str, int, tuple[str, ...], dict[str, Any]], ...]
+    coordinates: dict[str, Described]
+    mappings: dict[str, dict[str, Any]]
+    time: tuple[str, dict[str, Any]]
+    orientation: Orientation
+    attributes: dict[str, Any]
+    is_array: bool
+    mesh: tuple[str, dict[str, Described]] | None = None
+    months: MonthTimes | None = None
+
+    @classmethod
+    def of(cls, source: FieldSource, *, is_array: bool) -> OutputLayout:
+        """The layout of a source of targets."""
+        dataset = source.dataset
+        variables, mappings, names = [], {}, []
+        for name, axes in source.variable_axes.items():
+            dims = tuple(dim for dim in (axes.level, axes.row, axes.column) if dim is not None)
+            levels = 0 if axes.level is None else dataset.sizes[axes.level]
+            variables.append((name, levels, dims, plain_attributes(dataset[name].attrs)))
+            mapping = dataset[name].attrs.get("grid_mapping") or dataset[name].encoding.get("grid_mapping")
+            if mapping in dataset.variables:
+                mappings[str(mapping)] = plain_attributes(dataset[mapping].attrs)
+                variables[-1][3].setdefault("grid_mapping", str(mapping))
+            names += [str(each) for each in dataset[name].coords]
+        mesh = _mesh_of(dataset) if is_row_of_nodes(dataset) else None
+        coordinates: dict[str, Described] = {}
+        for name in dict.fromkeys(names):
+            array = dataset[name]
+            if source.axes.time in array.dims or array.dtype.kind not in "iufUSb" or name in mappings:
+                continue
+            if mesh is not None and (name in mesh[1] or name in ROW_COORDINATES):
+                continue
+            if array.attrs.get("standard_name") in _OF_THE_TARGETS:
+                continue
+            dims = tuple(str(dim) for dim in array.dims)
+            coordinates[name] = (dims, np.asarray(array.values), plain_attributes(array.attrs))
+        assert source.axes.time is not None
+        time = source.axes.time_coordinate or source.axes.time
+        first = next(iter(source.variable_axes))
+        return cls(
+            tuple(variables),
+            coordinates,
+            mappings,
+            (source.axes.time, plain_attributes(dataset[time].attrs)),
+            source.orientation_of(first),
+            plain_attributes(dataset.attrs),
+            is_array,
+            mesh,
+            None if source.labels is None else find_month_times(source.labels),
+        )
+
+    def build(
+        self,
+        values: np.ndarray,
+        sample_coordinates: dict[str, Described],
+        sample_dims: tuple[str, ...],
+        sample_shape: tuple[int, ...],
+        *,
+        quantiles: tuple[float, ...] | None = None,
+        has_spread: bool = False,
+    ) -> xr.Dataset:
+        """Makes a data set of predictions."""
+        xr = import_xarray()
+        turned = self.orientation.turn_back(values)
+        arrays: dict[str, Any] = {}
+        channel = 0
+        for name, num_levels, dims, attributes in self.variables:
+            part = turned[:, channel : channel + max(num_levels, 1)]
+            channel += max(num_levels, 1)
+            attributes = {key: value for key, value in attributes.items() if key not in _DROPPED}
+            if has_spread:
+                arrays[name] = self._variable(part[:, :, 0], sample_dims, sample_shape, num_levels, dims, attributes)
+                spread = {"long_name": f"standard deviation of {name}", "units": attributes.get("units", "")}
+                spread |= {"grid_mapping": attributes["grid_mapping"]} if "grid_mapping" in attributes else {}
+                arrays[f"{name}_spread"] = self._variable(
+                    part[:, :, 1], sample_dims, sample_shape, num_levels, dims, spread
+                )
+            elif quantiles is not None:
+                stacked = [
+                    self._variable(part[:, :, number], sample_dims, sample_shape, num_levels, dims, attributes)[1]
+                    for number in range(len(quantiles))
+                ]
+                at = len(sample_dims)
+                arrays[name] = ((*sample_dims, "quantile", *dims), np.stack(stacked, axis=at), attributes)
+            else:
+                arrays[name] = self._variable(part[:, :, 0], sample_dims, sample_shape, num_levels, dims, attributes)
+        for name, attributes in self.mappings.items():
+            arrays[name] = ((), np.int32(0), attributes)
+        coordinates: dict[str, Any] = {
+            name: (dims, array, {key: value for key, value in attributes.items() if key not in _DROPPED})
+            for name, (dims, array, attributes) in self.coordinates.items()
+        }
+        if quantiles is not None:
+            coordinates["quantile"] = (("quantile",), np.asarray(quantiles), {"long_name": "quantile", "units": "1"})
+        dataset = xr.Dataset(arrays, coords=coordinates | sample_coordinates, attrs=dict(self.attributes))
+        return dataset if self.mesh is None else with_mesh(dataset, *self.mesh)
+
+    @staticmethod
+    def _variable(
+        values: np.ndarray,
+        sample_dims: tuple[str, ...],
+        sample_shape: tuple[int, ...],
+        num_levels: int,
+        dims: tuple[str, ...],
+        attributes: dict[str, Any],
+    ) -> Described:
+        shape = (*sample_shape, *((num_levels,) if num_levels else ()), *values.shape[-2:])
+        return (*sample_dims, *dims), values.reshape(shape), dict(attributes)
+
+    def to_plain(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What JSON keeps, and the arrays beside it."""
+        coordinates, arrays = _store("layout.", self.coordinates)
+        arrays["layout.row_order"] = self.orientation.row_order
+        arrays["layout.column_order"] = self.orientation.column_order
+        plain = {
+            "variables": [[name, levels, list(dims), attributes] for name, levels, dims, attributes in self.variables],
+            "coordinates": coordinates,
+            "mappings": self.mappings,
+            "time": list(self.time),
+            "attributes": self.attributes,
+            "is_array": self.is_array,
+            "months": None if self.months is None else asdict(self.months),
+        }
+        plain["mesh_dimension"] = plain["mesh"] = None
+        if self.mesh is not None:
+            plain["mesh_dimension"] = self.mesh[0]
+            plain["mesh"], mesh_arrays = _store("layout.mesh.", self.mesh[1])
+            arrays |= mesh_arrays
+        return plain, arrays
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> OutputLayout:
+        """The inverse of `to_plain`."""
+        words = from_plain(_Words, plain, "layout")
+        mesh = None
+        if words.mesh is not None and words.mesh_dimension is not None:
+            mesh = words.mesh_dimension, _restore("layout.mesh.", words.mesh, arrays)
+        return cls(
+            words.variables,
+            _restore("layout.", words.coordinates, arrays),
+            words.mappings,
+            words.time,
+            Orientation(arrays["layout.row_order"], arrays["layout.column_order"]),
+            words.attributes,
+            words.is_array,
+            mesh,
+            words.months,
+        )
+
+
+def _mesh_of(row: Any) -> tuple[str, dict[str, Described]]:
+    variables = {
+        name: (tuple(map(str, variable.dims)), np.asarray(variable.values), plain_attributes(variable.attrs))
+        for name, variable in restored_variables(row).items()
+    }
+    return str(row[DESCRIPTION].attrs["dimension"]), variables
+
+
+def _store(prefix: str, variables: dict[str, Described]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What JSON keeps of described arrays, texts among it; and their numbers by names with a prefix."""
+    words = {
+        name: [list(dims), None if values.dtype.kind in "iuf" else values.astype(str).tolist(), attributes]
+        for name, (dims, values, attributes) in variables.items()
+    }
+    arrays = {prefix + name: np.atleast_1d(variables[name][1]) for name, (_, text, _) in words.items() if text is None}
+    return words, arrays
+
+
+def _restore(prefix: str, words: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Described]:
+    """The inverse of `_store`."""
+    found: dict[str, Described] = {}
+    for name, (dims, text, attributes) in words.items():
+        described = {"dims": dims, "text": text, "attributes": attributes}
+        each = from_plain(_DescribedWords, described, f"{prefix}{name}")
+        array = arrays[prefix + name] if text is None else np.asarray(text)
+        found[name] = (each.dims, array if dims or text is not None else array.reshape(()), each.attributes)
+    return found
+
+
+def plain_attributes(attributes: Any) -> dict[str, Any]:
+    """Attributes as plain values; arrays become lists. Those that JSON cannot hold, such as NaN, are left out."""
+    plain = {}
+    for key, value in dict(attributes).items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        elif isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, (str, int, float, list)) and not isinstance(value, bool):
+            plain[str(key)] = value
+    return {key: value for key, value in plain.items() if not isinstance(value, float) or np.isfinite(value)}
 
 
 Kept = Literal["ladder", "net", "plain", "alone"]
@@ -47,7 +324,8 @@ class Fitted:
         net: Trained SMoE net, or the user's own net; for a simple model, one that adds nothing.
         plain: Plain net of the same size, if one was fitted beside it.
         alone: Plain net of the same size that does not know the simple models, if one was fitted.
-        kept: What predicts.
+        shares: Share of each net in what predicts, `(K,)`; the base has the rest.
+        spread: How the errors of the base are distributed.
         validation: Objective in the validation part, as a share of the base's, of the nets and rungs.
         verdict: What predicts, and what the nets add to the simple models, in one line.
         shape: What the nets are made for.
@@ -77,7 +355,8 @@ class Fitted:
     net: Regression
     plain: Regression | None
     alone: Regression | None
-    kept: Kept
+    shares: Mapping[str, np.ndarray]
+    spread: Spread
     validation: Mapping[str, float]
     verdict: str
     shape: NetShape
@@ -112,24 +391,39 @@ class Fitted:
         return np.ones(self.grid.shape) if weights is None else weights
 
     @property
+    def nets(self) -> dict[str, Regression]:
+        """The nets that were trained."""
+        found = {"net": self.net, "plain": self.plain, "alone": self.alone}
+        return {name: net for name, net in found.items() if net is not None and name in self.shares}
+
+    @property
+    def kept(self) -> Kept:
+        """The net with the largest share in what predicts, or the ladder."""
+        best = max(self.shares, key=lambda name: float(self.shares[name].sum()), default="ladder")
+        return cast("Kept", best) if best in self.shares and self.shares[best].any() else "ladder"
+
+    @property
     def keeps_plain(self) -> bool:
-        """Whether a plain net predicts."""
+        """Whether a plain net predicts more than the SMoE net."""
         return self.kept in ("plain", "alone")
 
     @property
     def predictor(self) -> Regression:
-        """The net that predicts; where it is a simple model, one that adds nothing."""
-        found = {"plain": self.plain, "alone": self.alone}.get(self.kept)
-        return self.net if found is None else found
+        """The net with the largest share in what predicts."""
+        return self.nets.get(self.kept, self.net)
 
     @property
     def simple_base(self) -> str:
         """What the plain net that does not know the ladder starts from."""
         return MEAN_ERROR if MEAN_ERROR in self.ladder.rungs else CLIMATOLOGY
 
-    def base_of(self, net: Regression) -> str:
+    def spread_of(self, rung: str) -> np.ndarray:
+        """Standard deviation of the errors of a rung at times that were not fitted, `(K, H, W)`."""
+        return self.ladder.spreads[rung].reshape(self.spread.pixels.shape).astype(np.float32)
+
+    def base_of(self, name: str) -> str:
         """The rung that a net corrects."""
-        return self.simple_base if net is self.alone else self.base
+        return self.simple_base if name == "alone" else self.base
 
     @cached_property
     def grid_ladder(self) -> GridLadder:
@@ -144,13 +438,17 @@ class Fitted:
 
     def describe(self) -> str:
         """Net, targets and grid in one line."""
-        net = "own net" if self.has_own_net else self.options.net
-        net = f"plain {net}" if self.keeps_plain else net
-        net = f"{net} of {count_parameters(self.predictor)} parameters"
-        net = self.base if self.kept == "ladder" else net if self.kept == "alone" else f"{net} on {self.base}"
+        plain = f"plain {self.options.net}"
+        kinds = {"net": "own net" if self.has_own_net else self.options.net, "plain": plain, "alone": f"{plain} alone"}
+        used = [
+            f"{kinds[name]} of {count_parameters(net)} parameters"
+            for name, net in self.nets.items()
+            if self.shares[name].any()
+        ]
+        what = f"{' + '.join(used)} on {self.base}" if used else self.base
         targets = ", ".join(channel.name for channel in self.target_channels)
         lead = f", lead {self.options.lead}" if self.options.lead else ""
-        return printable(f"{net} for {targets}{lead} on {self.grid.describe()}")
+        return printable(f"{what} for {targets}{lead} on {self.grid.describe()}")
 
     def period_of(self, which: str) -> Period:
         """Period of a split, such as `test`."""
@@ -254,8 +552,6 @@ def _check_static(fitted: Fitted, dataset: xr.Dataset) -> None:
 
 def run_net(net: Regression, inputs: np.ndarray) -> np.ndarray:
     """Outputs of a net for normalised inputs `(N, C, H, W)`, on the net's device."""
-    if not net.share.any():
-        return np.broadcast_to(net.start.cpu().numpy(), (len(inputs), *net.start.shape)).copy()
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
     net.eval()
     with torch.no_grad():
@@ -324,3 +620,289 @@ def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
         return None
     names = ("latitude", "longitude") if grid.kind == "latitude-longitude" else fitted.layout.variables[0][2][-2:]
     return dict(zip(names, (grid.rows, grid.columns), strict=True))
+
+
+FORMAT, VERSION = "smoe-grid-regressor", 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_NEW_WEIGHTS, _LOCK_FILE = "model.safetensors.new", ".save.lock"
+_SPREAD = ("pixels", "seasons", "offsets", "widen")
+# What a config and a fitted regressor have alike.
+_SAME = ("base", "validation", "verdict", "has_own_net", "lead_scale", "calendar", "periods", "records",
+         "trained", "samples", "notes", "weakness")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Config:
+    """Content of `config.json`; what `smoe.regression._fitted.Fitted` holds has the same name."""
+
+    format: str
+    version: int
+    smoe: str
+    description: str
+    options: RegressorOptions
+    net: NetShape
+    has_own_net: bool
+    ladder: LadderWords
+    base: str
+    kept: Kept
+    shares: dict[str, list[float]]
+    validation: dict[str, float]
+    verdict: str
+    has_alone: bool
+    remarks: tuple[str, ...]
+    plain_parameters: int | None
+    inputs: tuple[Channel, ...]
+    targets: tuple[Channel, ...]
+    grid: dict[str, Any]
+    mesh: dict[str, Any] | None
+    layout: dict[str, Any]
+    lead_scale: float | None
+    calendar: str
+    periods: dict[str, str]
+    bounds: dict[str, list[int]]
+    records: dict[str, list[dict[str, Any]]]
+    trained: tuple[int, int]
+    samples: dict[str, int]
+    notes: tuple[str, ...]
+    weakness: str | None
+    weights_sha256: str
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether a folder holds a fitted regressor."""
+    try:
+        return json.loads((path / CONFIG).read_text()).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
+    """Writes a fitted regressor; a stop at any moment leaves a folder with the old model, the new one or none."""
+    from safetensors.torch import save
+
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path} is a file: choose a folder for the model")
+    if (path / CONFIG).exists() and not overwrite:
+        raise DataError(f"{path} holds a model already: choose another folder, or set overwrite=True")
+    layout, layout_arrays = fitted.layout.to_plain()
+    arrays = {f"statistics.{name}": getattr(fitted.statistics, name) for name in Statistics.names()}
+    arrays |= layout_arrays | {"grid.rows": fitted.grid.rows, "grid.columns": fitted.grid.columns}
+    ladder, ladder_arrays = fitted.ladder.to_plain()
+    arrays |= {f"spread.{name}": getattr(fitted.spread, name) for name in _SPREAD}
+    arrays |= ladder_arrays | {"static": fitted.static, "input_mask": fitted.input_mask}
+    if fitted.mesh is not None:
+        arrays |= mesh_arrays(fitted.mesh)
+    tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
+    for prefix, net in (("net", fitted.net), ("plain", fitted.plain), ("alone", fitted.alone)):
+        if net is not None:
+            state = net.state_dict()
+            tensors |= {f"{prefix}.{name}": tensor.detach().cpu().clone() for name, tensor in state.items()}
+    config = {
+        "format": FORMAT,
+        "version": VERSION,
+        "smoe": __version__,
+        "description": fitted.describe(),
+        "options": {name: value for name, value in asdict(fitted.options).items() if name not in MACHINE_OPTIONS},
+        "net": asdict(fitted.shape),
+        "ladder": ladder,
+        **{name: getattr(fitted, name) for name in _SAME},
+        "kept": fitted.kept,
+        "shares": {name: share.tolist() for name, share in fitted.shares.items()},
+        "has_alone": fitted.alone is not None,
+        "remarks": list(fitted.remarks()),
+        "plain_parameters": None if fitted.plain is None else count_shared_parameters(fitted.net),
+        "inputs": [asdict(channel) for channel in fitted.input_channels],
+        "targets": [asdict(channel) for channel in fitted.target_channels],
+        "grid": grid_to_plain(fitted.grid),
+        "mesh": None if fitted.mesh is None else mesh_words(fitted.mesh),
+        "layout": layout,
+        "bounds": {name: list(bounds) for name, bounds in fitted.bounds.items()},
+    }
+    weights = save(tensors, {"format": "pt"})
+    config = without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})
+    text = json.dumps({**config, "checksum": checksum(config)}, indent=1, allow_nan=False) + "\n"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with FileLock(path / _LOCK_FILE):
+            write_atomically(path / _NEW_WEIGHTS, lambda file: file.write(weights))
+            # From here on the folder holds the new model: until then it holds the old one.
+            write_atomically(path / CONFIG, lambda file: file.write(text.encode()))
+            os.replace(path / _NEW_WEIGHTS, path / WEIGHTS)
+    except LockedError as error:
+        raise DataError(f"{error.holder} saves a model in {path}: choose another folder") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
+    """Reads what `save_model` wrote."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    config = _read_config(path)
+    try:
+        tensors = load(_read_weights(path, config.weights_sha256))
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path / WEIGHTS} is damaged: {error}") from error
+    try:
+        return _build(config, tensors, own_net, path)
+    except DataError:
+        raise
+    except RecipeError as error:
+        raise DataError(f"{path / CONFIG} is not a model's config: {error}") from error
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        raise DataError(f"{path / CONFIG} is not a model's config: {type(error).__name__} {error}") from error
+    except RuntimeError as error:
+        raise DataError(f"the weights in {path} do not fit its config: {' '.join(str(error).split())}") from error
+
+
+def _read_weights(path: Path, digest: str) -> bytes:
+    """The weights that a config names by their SHA-256."""
+    # A process that was killed while it saved has not renamed the weights.
+    for name in (WEIGHTS, _NEW_WEIGHTS):
+        if (path / name).is_file():
+            weights = (path / name).read_bytes()
+            if hashlib.sha256(weights).hexdigest() == digest:
+                return weights
+    if not (path / WEIGHTS).is_file():
+        raise DataError(f"{path} has no {WEIGHTS}")
+    raise DataError(f"{path / WEIGHTS} is damaged, or of another model: its checksum is not that of {CONFIG}")
+
+
+def _read_config(path: Path) -> _Config:
+    place = path / CONFIG
+    if not place.is_file():
+        raise DataError(f"{path} is not a folder of a fitted model: it has no {CONFIG}")
+    try:
+        plain = json.loads(place.read_text())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is damaged: {error}") from error
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise DataError(f"{place} is not a model's config")
+    if plain.get("version") != VERSION:
+        raise DataError(f"{place} has version {plain.get('version')} of the format, this smoe reads version {VERSION}")
+    if plain.pop("checksum", None) != checksum(plain):
+        raise DataError(f"{place} was edited or damaged: its checksum does not fit")
+    options = plain.get("options")
+    if isinstance(options, dict):
+        if of_machine := sorted(set(MACHINE_OPTIONS) & set(options)):
+            raise DataError(f"{place} sets {of_machine[0]}, which a model may not choose: remove it")
+        defaults = asdict(RegressorOptions())
+        plain["options"] = {**{name: defaults[name] for name in MACHINE_OPTIONS}, **options}
+    try:
+        return from_plain(_Config, plain)
+    except RecipeError as error:
+        raise DataError(f"{place} is not a model's config: {error}") from error
+
+
+def _build(config: _Config, tensors: dict[str, torch.Tensor], own_net: nn.Module | None, path: Path) -> Fitted:
+    options, shape, is_own = config.options, config.net, config.has_own_net
+    if is_own and own_net is None:
+        raise DataError(f"{path} was fitted with a net of its user's own: give it as load(path, net=...)")
+    of_nets = ("net.", "plain.", "alone.")
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(of_nets)}
+    mesh = None if config.mesh is None else mesh_from_files(config.mesh, arrays)
+    if is_own and own_net is not None:
+        net = wrap_own_net(own_net, shape)
+    else:
+        _check_size(config, arrays, _of(tensors, "net."))
+        net = _make(shape, options, mesh)
+    net.load_state_dict(_of(tensors, "net."))
+    beside: dict[str, Regression] = {}
+    for name in ["plain"] * (config.plain_parameters is not None) + ["alone"] * config.has_alone:
+        beside[name] = make_plain_net(
+            "resnet" if is_own else options.net,
+            shape,
+            num_blocks=options.num_blocks,
+            num_parameters=config.plain_parameters or 0,
+            mesh=mesh,
+        )
+        beside[name].load_state_dict(_of(tensors, f"{name}."))
+        beside[name].eval()
+    grid = grid_from_plain(config.grid, arrays["grid.rows"], arrays["grid.columns"])
+    if grid.hash != config.grid["hash"]:
+        raise DataError(f"{path}: the hash of its grid is {grid.hash}, the config has {config.grid['hash']}")
+    same: dict[str, Any] = {name: getattr(config, name) for name in _SAME}
+    return Fitted(
+        **same,
+        options=options,
+        ladder=Ladder.from_plain(config.ladder, arrays),
+        net=net.eval(),
+        plain=beside.get("plain"),
+        alone=beside.get("alone"),
+        shares={name: np.asarray(share) for name, share in config.shares.items()},
+        spread=Spread(**{name: arrays[f"spread.{name}"] for name in _SPREAD}, basis=config.ladder.basis),
+        shape=shape,
+        input_channels=config.inputs,
+        target_channels=config.targets,
+        grid=grid,
+        mesh=mesh,
+        layout=OutputLayout.from_plain(config.layout, arrays),
+        statistics=Statistics(**{name: arrays[f"statistics.{name}"] for name in Statistics.names()}),
+        static=arrays["static"],
+        input_mask=arrays["input_mask"],
+        bounds={name: (start, stop) for name, (start, stop) in config.bounds.items()},
+    )
+
+
+def _check_size(config: _Config, arrays: dict[str, np.ndarray], state: dict[str, torch.Tensor]) -> None:
+    """Refuses a config of a net that is larger than the weights beside it, before memory is taken for the net."""
+    options, shape, num_values = config.options, config.net, sum(tensor.numel() for tensor in state.values())
+    # One filter of each expert, without its neighbours.
+    width = shape.in_channels if options.net == "layer" else options.filters
+    least = int(options.filters * options.num_experts) * width
+    is_net = options.net not in SIMPLE
+    if is_net and (least > num_values or options.num_blocks > len(state)):
+        raise RuntimeError(
+            f"it describes {options.filters} filters of {options.num_experts:g} experts in {options.num_blocks} "
+            f"blocks, but the weights are {num_values:,} numbers"
+        )
+    num_outputs = len(config.targets) * options.outputs_per_target
+    num_inputs = num_channels(
+        config.ladder.basis, len(config.inputs), len(config.targets), has_lead=config.lead_scale is not None,
+        is_own=config.has_own_net,
+    )  # fmt: skip
+    expected = (num_inputs, num_outputs, arrays["input_mask"].shape[1:])
+    found = (shape.in_channels, shape.out_channels, shape.grid)
+    if found != expected or shape.num_targets != len(config.targets):
+        raise RuntimeError(f"its net is {shape}, but inputs, targets and grid are {expected}")
+
+
+def _make(shape: NetShape, options: RegressorOptions, mesh: Mesh | None) -> Regression:
+    return make_net(
+        options.net,
+        shape,
+        filters=options.filters,
+        num_blocks=options.num_blocks,
+        num_experts=options.num_experts,
+        local_affine=options.local_affine,
+        mesh=mesh,
+    )
+
+
+def _of(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def check_folder(path: Path) -> None:
+    """Refuses a folder that cannot hold a new model, before anything is fitted."""
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path} is a file: choose a folder")
+    if (path / CONFIG).exists():
+        raise DataError(f"{path} holds a model already: choose another folder")
+    folder = path
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise DataError(f"{path} cannot be written: {folder} is a file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DataError(f"{path} cannot be written: {folder} is read-only for this user")
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity; they are written as null."""
+    if isinstance(value, dict):
+        return {str(key): without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

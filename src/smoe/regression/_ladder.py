@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from smoe.regression._statistics import Statistics
+from smoe.regression._options import RegressorOptions
+from smoe.regression._preparation import Statistics
 
 DAYS_OF_YEAR = {"noleap": 365.0, "360_day": 360.0, "all_leap": 366.0, "julian": 365.25}
 # Most values of the columns of the pixels that are worked on at once.
@@ -105,16 +106,30 @@ class Anomalies:
         basis: Columns of time.
         climatology: Coefficients, `(p, C, P)`.
         scale: Standard deviations, `(C, P)`.
+        area: Share of each pixel in the mean over the area, `(C, P)`.
+        range: Lowest and highest mean over the area of the samples that were fitted, `(2, C)`.
     """
 
     basis: TimeBasis
     climatology: np.ndarray
     scale: np.ndarray
+    area: np.ndarray
+    range: np.ndarray
 
     def __call__(self, inputs: np.ndarray, starts: np.ndarray, pixels: np.ndarray | slice) -> np.ndarray:
         """Of inputs `(N, C, n)` at some pixels, float32; 0 where a value is missing."""
         expected = np.tensordot(self.basis(starts), self.climatology[:, :, pixels], axes=1)
         return np.nan_to_num((inputs - expected) / self.scale[:, pixels]).astype(np.float32)
+
+    def within_range(self, inputs: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Anomalies of whole fields, less the part of their mean that is beyond all that was seen; and it, `(N, C)`.
+
+        Nothing is known of such states: regressions would damp a level that has moved, as under a trend.
+        """
+        found = self(inputs, starts, slice(None))
+        means = np.einsum("ncp,cp->nc", found, self.area)
+        beyond = means - np.clip(means, *self.range)
+        return found - beyond[:, :, None].astype(np.float32), beyond
 
 
 def pixel_chunks(num_pixels: int, values_of_one: int) -> Iterator[np.ndarray]:
@@ -208,17 +223,19 @@ class Ladder:
         design: Columns of the regressions.
         target_mean: Mean of each target and pixel, `(K, P)`.
         target_scale: Spread of the same.
+        passed: Input whose level beyond all that was seen is passed on to each target, or -1, `(K,)`.
         coefficients: Coefficients of all columns by the names of the regressions, `(p, K, P)`.
         mean_error: Mean of target less reference; NaN for targets without one, `(K, P)`.
         weights: Weight of each rung in the combination, of each target, `(K,)`.
         spreads: Standard deviation of the errors at times that were not fitted, of each rung, `(K, P)`.
-        errors: Their root mean square in the validation period, of each rung and target, `(K,)`.
+        errors: Their root mean square, of each rung and target, `(K,)`.
         best: The rung that was best, or the combination.
     """
 
     design: Design
     target_mean: np.ndarray
     target_scale: np.ndarray
+    passed: np.ndarray
     coefficients: dict[str, np.ndarray]
     mean_error: np.ndarray
     weights: dict[str, np.ndarray] = field(default_factory=dict)
@@ -253,19 +270,26 @@ class Ladder:
         needed |= set(self.weights) if COMBINATION in names else set()
         found = {PERSISTENCE: references, MEAN_ERROR: references + self.mean_error} if len(references) else {}
         regressions = [name for name in self.coefficients if name in needed]
+        level = np.zeros(1, np.float32)
         if regressions:
-            found |= self._regress(inputs, starts, valid, lead, regressions)
+            output, level = self._regress(inputs, starts, valid, lead, regressions)
+            found |= {name: each if name == CLIMATOLOGY else each + level for name, each in output.items()}
         if COMBINATION in names:
             members = [weight[:, None] * found[name] for name, weight in self.weights.items()]
-            found[COMBINATION] = np.sum(members, axis=0)
+            # As a member of a combination the climatology moves with the level, too.
+            members.append(self.weights.get(CLIMATOLOGY, np.zeros(1))[:, None] * level)
+            found[COMBINATION] = np.asarray(sum(members))
         return {name: np.asarray(found[name], np.float32) for name in names}
 
     def _regress(
         self, inputs: np.ndarray, starts: np.ndarray, valid: np.ndarray, lead: np.ndarray | None, names: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Regressions, and the level beyond all that was seen, which a target that continues an input keeps."""
         design = self.design
         num_targets, num_pixels = self.target_mean.shape
-        anomalies = design.anomalies(inputs, starts, slice(None))
+        anomalies, beyond = design.anomalies.within_range(inputs, starts)
+        level = np.where(self.passed >= 0, beyond[:, self.passed], 0.0)[:, :, None].astype(np.float32)
+        level = level * design.anomalies.scale[self.passed]
         components = design.patterns(anomalies[:, :, design.patterns.pixels])
         anomalies = np.concatenate([anomalies, np.zeros_like(anomalies[:, :, :1])], axis=2)
         times, where = design.of_times(valid), np.append(np.arange(num_pixels), num_pixels)
@@ -276,7 +300,7 @@ class Ladder:
                 found = columns @ self.coefficients[name][:, :, pixels].transpose(2, 0, 1)
                 scaled = found.transpose(1, 2, 0) * self.target_scale[:, pixels] + self.target_mean[:, pixels]
                 output[name][:, :, pixels] = scaled
-        return output
+        return output, level
 
     def to_plain(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What JSON keeps, and the arrays beside it."""
@@ -292,6 +316,9 @@ class Ladder:
         arrays = {
             "climatology": design.anomalies.climatology,
             "scale": design.anomalies.scale,
+            "area": design.anomalies.area,
+            "range": design.anomalies.range,
+            "passed": self.passed,
             "neighbours": design.neighbours.astype(np.int32),
             "pattern_pixels": design.patterns.pixels,
             "patterns": design.patterns.vectors,
@@ -307,12 +334,13 @@ class Ladder:
     def from_plain(cls, words: LadderWords, arrays: dict[str, np.ndarray]) -> Ladder:
         """The inverse of `to_plain`."""
         found = {name.removeprefix("ladder."): each for name, each in arrays.items() if name.startswith("ladder.")}
-        anomalies = Anomalies(words.basis, found["climatology"], found["scale"])
+        anomalies = Anomalies(words.basis, *(found[name] for name in ("climatology", "scale", "area", "range")))
         patterns = Patterns(found["pattern_pixels"], found["patterns"])
         return cls(
             Design(anomalies, words.columns, found["neighbours"].astype(np.int64), patterns),
             found["target_mean"],
             found["target_scale"],
+            found["passed"],
             {name: found[f"coefficients.{name}"] for name in words.regressions},
             found["mean_error"],
             {name: np.asarray(weight) for name, weight in words.weights.items()},
@@ -320,6 +348,48 @@ class Ladder:
             {name: np.asarray(error) for name, error in words.errors.items()},
             words.best,
         )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How errors are distributed at times that were not fitted.
+
+    Attributes:
+        pixels: Standard deviation at each pixel, `(K, H, W)`.
+        seasons: Factor of it in each month, or in each three hours where there is no year, `(S, K)`.
+        offsets: Numbers that the objective asks for, in units of both, `(K, n)`: quantiles, or a factor of the spread.
+        widen: Factor of the width of intervals that nets have changed, `(K,)`.
+        basis: Columns of time.
+    """
+
+    pixels: np.ndarray
+    seasons: np.ndarray
+    offsets: np.ndarray
+    widen: np.ndarray
+    basis: TimeBasis
+
+    @staticmethod
+    def parts(valid: np.ndarray, basis: TimeBasis) -> np.ndarray:
+        """Number of the season of each time."""
+        year, day = (phase / (2.0 * np.pi) % 1.0 for phase in basis.phases(valid))
+        found = year * 12 if basis.year else day * 8 if basis.day else np.zeros(len(valid))
+        return found.astype(np.int64)
+
+    def numbers(
+        self, values: np.ndarray, valid: np.ndarray | None, options: RegressorOptions, pixels: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Predictions `(N, K, H, W)` with the numbers that the objective asks for, `(N, K, n, H, W)`."""
+        if options.outputs_per_target == 1:
+            return values[:, :, None]
+        spread = (self.pixels if pixels is None else pixels)[:, None] * self.offsets[:, :, None, None]
+        spread = np.broadcast_to(spread, (len(values), *spread.shape)).copy()
+        if valid is not None:
+            parts = np.minimum(self.parts(valid, self.basis), len(self.seasons) - 1)
+            spread *= self.seasons[parts][:, :, None, None, None]
+        if options.objective == "gaussian":
+            spread[:, :, 0] = values
+            return spread
+        return values[:, :, None] + spread
 
 
 @dataclass(frozen=True)
@@ -377,7 +447,7 @@ class GridLadder:
         """Anomalies of the inputs, the base, the time and the lead time, `(N, C', H, W)`, float32."""
         grid = inputs.shape[2:]
         channels = self.statistics.normalise_inputs(inputs) if not self.is_dynamic.all() else np.empty_like(inputs)
-        anomalies = self.ladder.design.anomalies(self._flat(inputs), starts, slice(None))
+        anomalies, _ = self.ladder.design.anomalies.within_range(self._flat(inputs), starts)
         channels[:, self.is_dynamic] = anomalies.reshape(*anomalies.shape[:2], *grid)
         parts = [channels]
         numbers = [] if lead is None else [lead[:, None]]

@@ -296,16 +296,14 @@ class Nothing(nn.Module):
 
 
 class Regression(nn.Module):
-    """A net and what follows it: a scale and offset of each pixel, the share that is used, and the start.
+    """A net and what follows it: a scale and offset of each pixel, and the start.
 
     Attributes:
         start: What is predicted without the net, `(out_channels, H, W)`.
-        share: Share of the net's output that is added to it, `(out_channels, 1, 1)`.
         scale: Standard deviation of what the net corrects, in the units of each target, `(K,)`.
     """
 
     start: Tensor
-    share: Tensor
     scale: Tensor
 
     def __init__(self, net: nn.Module, shape: NetShape, *, local_affine: bool) -> None:
@@ -313,7 +311,6 @@ class Regression(nn.Module):
         self.net = net
         self.affine = LocalAffine(shape.out_channels, shape.grid) if local_affine else None
         self.register_buffer("start", torch.zeros(shape.out_channels, *shape.grid))
-        self.register_buffer("share", torch.ones(shape.out_channels, 1, 1))
         self.register_buffer("scale", torch.ones(shape.num_targets, dtype=torch.float64))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -321,7 +318,7 @@ class Regression(nn.Module):
         output = self.net(input)
         if self.affine is not None:
             output = self.affine(output)
-        return output * self.share.to(output.dtype) + self.start.to(output.dtype)
+        return output + self.start.to(output.dtype)
 
 
 def make_net(

@@ -1,22 +1,30 @@
-"""Predictions of a fitted regressor in the units and the layout of its targets."""
+"""Predictions of a fitted regressor in the units and the layout of its targets, and what is done with them."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from smoe.errors import DataError
-from smoe.gridded import FieldSource, block_rows, describe_position, import_xarray, parse_lead
+from smoe.gridded import (
+    FieldSource,
+    block_rows,
+    describe_position,
+    import_xarray,
+    parse_lead,
+)
+from smoe.losses import gaussian_crps
 from smoe.regression._fitted import Fitted, run_net
 from smoe.regression._nets import Regression
 from smoe.regression._options import RegressorOptions
 from smoe.regression._preparation import lead_channel, memory_limit
-from smoe.regression._training import split_gaussian
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,29 +49,49 @@ Times = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 """Times of the inputs and of the targets of some samples, and lead times where they differ."""
 
 
-def predict_values(
-    fitted: Fitted, net: Regression, inputs: np.ndarray, times: Times, base: np.ndarray | None = None
+def net_values(fitted: Fitted, net: Regression, inputs: np.ndarray, times: Times, base: np.ndarray) -> np.ndarray:
+    """Predictions of a net on the rung that it corrects, `(N, K, n, H, W)`."""
+    output = run_net(net, fitted.grid_ladder.net_inputs(inputs, base, *times, is_own=fitted.has_own_net))
+    return output_values(output, base, net, fitted.options)
+
+
+def model_values(
+    fitted: Fitted, inputs: np.ndarray, times: Times, rungs: Mapping[str, np.ndarray] | None = None
 ) -> np.ndarray:
-    """Predictions in the units of the targets."""
-    ladder, statistics = fitted.grid_ladder, fitted.statistics
-    if base is None:
-        name = fitted.base_of(net)
-        base = ladder.predict(inputs, *times, names=[name])[name]
-    if net.share.any():
-        output = run_net(net, ladder.net_inputs(inputs, base, *times, is_own=fitted.has_own_net))
-    else:
-        output = run_net(net, inputs)
-    values = bounded(output_values(output, base, net, fitted.options), fitted.options)
-    values[:, ~statistics.target_mask[:, None].repeat(values.shape[2], axis=1)] = np.nan
-    return values
+    """What the model predicts: the base, and its share of each net."""
+    nets = {name: net for name, net in fitted.nets.items() if fitted.shares[name].any()}
+    if rungs is None:
+        names = dict.fromkeys([fitted.base, *map(fitted.base_of, nets)])
+        rungs = fitted.grid_ladder.predict(inputs, *times, names=list(names))
+    values = {"base": fitted.spread.numbers(rungs[fitted.base], times[1], fitted.options)}
+    for name, net in nets.items():
+        values[name] = net_values(fitted, net, inputs, times, rungs[fitted.base_of(name)])
+    found = mix(values, fitted.shares)
+    widen = fitted.spread.widen[:, None, None]
+    if fitted.options.objective == "gaussian":
+        found[:, :, 1] *= widen
+    elif fitted.options.objective == "quantiles":
+        middle = central(fitted.options, found)[:, :, None]
+        found = middle + (found - middle) * widen[:, None]
+    return finished(fitted, found)
 
 
-def bounded(values: np.ndarray, options: RegressorOptions) -> np.ndarray:
-    """Values `(N, K, n, H, W)` within the bounds; a spread is kept."""
-    if options.lower is None and options.upper is None:
-        return values
+def mix(values: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The base, and the shares `(K,)` by which it is replaced by others, `(N, K, n, H, W)`."""
+    found = values["base"].astype(np.float32)
+    for name, share in shares.items():
+        if share.any():
+            found = found + share.astype(np.float32)[:, None, None, None] * (values[name] - values["base"])
+    return found
+
+
+def finished(fitted: Fitted, values: np.ndarray) -> np.ndarray:
+    """Values `(N, K, n, H, W)` in the units of the targets and within their bounds; NaN where there is no target."""
+    options = fitted.options
     last = 1 if options.objective == "gaussian" else values.shape[2]
-    values[:, :, :last] = np.clip(values[:, :, :last], options.lower, options.upper)
+    values = np.where(fitted.statistics.target_mask[:, None], values, np.nan)
+    if options.lower is not None or options.upper is not None:
+        values[:, :, :last] = np.clip(values[:, :, :last], options.lower, options.upper)
     return values
 
 
@@ -79,11 +107,11 @@ def output_values(output: np.ndarray, base: np.ndarray, net: Regression, options
     return (np.sort(output, axis=2) * scale + base[:, :, None]).astype(np.float32)
 
 
-def central(fitted: Fitted, values: np.ndarray) -> np.ndarray:
+def central(options: RegressorOptions, values: np.ndarray) -> np.ndarray:
     """The single best number of predictions `(N, K, n, H, W)`: the mean, or the quantile nearest to the median."""
-    if fitted.options.objective != "quantiles":
+    if options.objective != "quantiles":
         return values[:, :, 0]
-    return values[:, :, int(np.argmin(np.abs(np.asarray(fitted.options.quantiles) - 0.5)))]
+    return values[:, :, int(np.argmin(np.abs(np.asarray(options.quantiles) - 0.5)))]
 
 
 def find_gaps(fitted: Fitted, inputs: np.ndarray) -> np.ndarray:
@@ -155,7 +183,7 @@ def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarra
             of_batch = slice(start + first, start + first + len(batch))
             starts, valid, lead = times
             of_times = (starts[of_batch], valid[of_batch], None if lead is None else lead[of_batch])
-            parts.append(predict_values(fitted, fitted.predictor, batch, of_times))
+            parts.append(model_values(fitted, batch, of_times))
     coordinates, dims, shape = sample_coordinates(fitted, source, positions)
     options = fitted.options
     dataset = fitted.layout.build(
@@ -288,3 +316,33 @@ def _chained(first: xr.Dataset, second: xr.Dataset, others: Iterator[xr.Dataset]
     yield first
     yield second
     yield from others
+
+
+# Bounds of the logarithm of the spread, in standard deviations of the target.
+_LOWEST, _HIGHEST = -9.0, 9.0
+
+
+def split_gaussian(output: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and spread from `(B, K * 2, H, W)`: two `(B, K, H, W)`."""
+    parts = output.unflatten(1, (-1, 2))
+    return parts[:, :, 0], parts[:, :, 1].clamp(_LOWEST, _HIGHEST).exp()
+
+
+def normal_quantiles(levels: Sequence[float]) -> np.ndarray:
+    """Quantiles of the normal distribution."""
+    return math.sqrt(2.0) * torch.erfinv(2.0 * torch.tensor(levels, dtype=torch.float64) - 1.0).numpy()
+
+
+def objective_errors(values: np.ndarray, truth: np.ndarray, options: RegressorOptions) -> np.ndarray:
+    """Error of predictions `(N, K, n, H, W)` by the objective, `(N, K, H, W)`; NaN where there is no truth."""
+    # Squares of values of any unit.
+    values, truth = values.astype(np.float64), truth.astype(np.float64)
+    if options.objective == "gaussian":
+        mean, std = (torch.from_numpy(np.ascontiguousarray(values[:, :, part])) for part in (0, 1))
+        return gaussian_crps(mean, std, torch.from_numpy(truth)).numpy()
+    if options.objective == "quantiles":
+        levels = np.asarray(options.quantiles)[:, None, None]
+        below = truth[:, :, None] - values
+        return np.maximum(levels * below, (levels - 1.0) * below).mean(axis=2)
+    error = values[:, :, 0] - truth
+    return np.abs(error) if options.objective == "mae" else np.square(error)

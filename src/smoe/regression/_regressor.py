@@ -19,20 +19,30 @@ from smoe._files import temporary_folder
 from smoe._notebook import html_text
 from smoe.errors import DataError, OptionError, suggest
 from smoe.gridded import (
+    WRITING,
     Data,
     OpenOptions,
     Pairs,
+    Period,
+    TimeLabels,
     import_xarray,
     parse_lead,
     with_provenance,
+    write_cf,
+    write_cf_by_year,
 )
 from smoe.meshes import Mesh
-from smoe.regression._fitted import Fitted, open_inputs, routing_map
-from smoe.regression._judgement import BaseFields, judge
+from smoe.regression._fitted import (
+    Fitted,
+    OutputLayout,
+    grid_coordinates,
+    load_model,
+    open_inputs,
+    routing_map,
+    save_model,
+)
 from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, GridLadder, num_channels
 from smoe.regression._ladder_fit import fit_ladders
-from smoe.regression._layout import OutputLayout
-from smoe.regression._model_files import load_model, save_model
 from smoe.regression._nets import (
     NetShape,
     Regression,
@@ -43,11 +53,10 @@ from smoe.regression._nets import (
     wrap_own_net,
 )
 from smoe.regression._options import SIMPLE, NetName, RegressorOptions
-from smoe.regression._prediction import iterate_predictions, predict_dataset
-from smoe.regression._preparation import Prepared, prepare
-from smoe.regression._procedures import cross_validate, predict_lazily, rollout
-from smoe.regression._scores import ScoreTable, find_weakness, score_samples
-from smoe.regression._training import GridObjective, NetSamples, train_net
+from smoe.regression._prediction import iterate_predictions, join_blocks, predict_dataset, sample_coordinates
+from smoe.regression._preparation import Prepared, open_sources, pair_sources, prepare
+from smoe.regression._scores import ErrorSums, ScoreTable, find_weakness, make_table, score_samples
+from smoe.regression._training import BaseFields, GridObjective, NetSamples, judge, train_net
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
 from smoe.training.run_directory import RunDirectory
 
@@ -254,7 +263,7 @@ class GridRegressor:
         compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
         compares &= not options.quick or options.compare == "yes"
         used = {base, simple} if compares else {base}
-        bases = {name: BaseFields.of(ladders, prepared, is_dynamic, name) for name in used}
+        bases = {name: BaseFields.of(ladders, prepared, is_dynamic, name, options) for name in used}
         recipe = {"options": asdict(options), "inputs": [c.name for c in prepared.inputs.channels]}
         records: dict[str, list[dict[str, Any]]] = {}
         nets: dict[str, Regression] = {"net": net}
@@ -302,7 +311,8 @@ class GridRegressor:
             net=net,
             plain=nets.get("plain"),
             alone=nets.get("alone"),
-            kept=judged.kept,
+            shares=judged.shares,
+            spread=replace(bases[base].spread, widen=judged.widen),
             validation=judged.validation,
             verdict=judged.verdict,
             shape=shape,
@@ -349,13 +359,30 @@ class GridRegressor:
         """
         fitted = self.fitted
         if lazy:
-            return predict_lazily(self, x)
+            return self._predict_lazily(x)
         source = open_inputs(fitted, x, open_options)
         dataset = predict_dataset(fitted, source)
         dataset = with_provenance(dataset, f"predicted by smoe.GridRegressor ({fitted.describe()})")
         if fitted.layout.is_array and len(dataset.data_vars) == 1:
             return dataset[next(iter(dataset.data_vars))]
         return dataset
+
+    def _predict_lazily(self, x: Any) -> Any:
+        """Predictions of chunks of times as dask arrays."""
+        xr = import_xarray()
+        fitted, time = self.fitted, self.fitted.layout.time[0]
+        is_chunked = isinstance(x, (xr.Dataset, xr.DataArray)) and time in x.chunksizes
+        if not is_chunked:
+            raise DataError(f"lazy predictions need an xarray object that is chunked along {time}: x.chunk({time}=100)")
+        source = open_inputs(fitted, x)
+        if source.lead_times is not None:
+            raise DataError("forecasts with start and lead times cannot be predicted from lazily: leave lazy out")
+        dates = sample_coordinates(fitted, source, np.arange(source.num_positions))[0][time]
+        one = self.predict(x.isel({time: slice(0, 1)}))
+        whole = one.isel({time: np.zeros(x.sizes[time], np.int64)}).assign_coords({time: dates})
+        chunks = x.chunksizes[time]
+        return xr.map_blocks(self.predict, x.chunk({dim: -1 for dim in x.dims if dim != time}),
+                             template=whole.chunk({time: chunks}))  # fmt: skip
 
     def predict_blocks(self, x: Data, *, open_options: OpenOptions | None = None) -> Iterator[xr.Dataset]:
         """Predicts from new inputs that are larger than memory: one data set for each block of times."""
@@ -372,7 +399,34 @@ class GridRegressor:
         Raises:
             DataError: If the model predicts not all of its inputs, or has no lead.
         """
-        return rollout(self, x, steps)
+        xr = import_xarray()
+        fitted = self.fitted
+        if steps < 1:
+            raise OptionError(f"steps must be at least 1, got {steps}")
+        missing = set(fitted.dynamic_variables) - {channel.variable for channel in fitted.target_channels}
+        lead = parse_lead(fitted.options.lead)
+        if missing or not (lead.seconds or lead.months):
+            what = f"it does not predict {', '.join(sorted(missing))}" if missing else "it has no lead"
+            raise DataError(f"the model cannot go on from its own predictions: {what}")
+        source = open_inputs(fitted, x)
+        if source.labels is None or source.lead_times is not None or fitted.options.outputs_per_target > 1:
+            raise DataError("predictions of predictions need states with a time, and a model of single values")
+        starts = source.labels.coordinate(source.labels.seconds)
+        state, found = x, []
+        for _ in range(steps):
+            state = self.predict(state)
+            state = state.to_dataset() if isinstance(state, xr.DataArray) else state
+            time = fitted.layout.time[0]
+            valid = ((time,), state[time].values, {"standard_name": "time"})
+            found.append(state.assign_coords({time: starts, "valid_time": valid}))
+        names = [variable for variable, *_ in fitted.layout.variables]
+        whole = xr.concat(
+            found, dim="lead_time", data_vars=names, coords=["valid_time"], compat="override", join="override"
+        )  # fmt: skip
+        # Months of 30 days.
+        hours = (lead.seconds / 3600.0 + 720.0 * lead.months) * np.arange(1, steps + 1)
+        attributes = {"standard_name": "forecast_period", "units": "hours"}
+        return whole.assign_coords(lead_time=("lead_time", hours, attributes))
 
     def cross_validate(self, x: Data, y: Data, folds: int = 5, **fit: Any) -> ScoreTable:
         """Scores every time by a model that was fitted without the block of times around it.
@@ -383,7 +437,23 @@ class GridRegressor:
             folds: Number of blocks, of whole years where there are as many.
             **fit: Further arguments of `fit`, such as `input_variables`.
         """
-        return cross_validate(self, x, y, folds, **fit)
+        names = [fit.get(name) for name in ("input_variables", "target_variables", "open_options")]
+        inputs, targets = open_sources(x, y, self.options, *names)
+        pairs = pair_sources(inputs, targets, self.options)
+        tables = []
+        for period in _blocks(pairs, folds):
+            one = type(self)(**self.get_params())
+            one.fit(x, y, test=period, **fit)
+            tables.append(one.score(x, y, period, open_options=fit.get("open_options")))
+        # The name of the climatology tells its harmonics, which may differ.
+        common = [name for name in tables[0].squared if all(name in each.squared for each in tables)]
+        sums = {name: ErrorSums([each.squared[name] for each in tables], [each.absolute[name] for each in tables])
+                for name in common}  # fmt: skip
+        simple = [name for name in common if name not in ("model",) and "net" not in name]
+        whole = Period(int(pairs.starts.min()), int(pairs.valid.max()) + 1, pairs.calendar)
+        return make_table(
+            sums, tables[0].targets, tables[0].units, None, period=f"{len(tables)} blocks of {whole}", simple=simple
+        )
 
     def score(self, x: Data, y: Data, period: Any = None, *, open_options: OpenOptions | None = None) -> ScoreTable:
         """Scores predictions beside simple ones: persistence, climatology, the map of mean errors and a plain net.
@@ -498,7 +568,6 @@ def _continue_from(fitted: Fitted | None, net: Regression, shape: NetShape) -> N
     if fitted is None or fitted.shape != shape:
         raise DataError("warm_start needs a model that was fitted to the same variables and grid: fit without it")
     net.load_state_dict(fitted.net.state_dict())
-    net.share.fill_(1.0)
 
 
 def make_objective(
@@ -523,3 +592,61 @@ def load(path: str | Path, *, net: nn.Module | None = None) -> GridRegressor:
     if (Path(path) / "recipe.json").is_file():
         raise DataError(f"{path} is a run of an experiment of the paper: smoe_paper.load opens it")
     return GridRegressor.load(path, net=net)
+
+
+def _blocks(pairs: Pairs, folds: int) -> list[Period]:
+    if folds < 2:
+        raise OptionError(f"folds must be at least 2, got {folds}")
+    times = np.unique(pairs.valid)
+    edges = times[(np.arange(1, folds) * len(times)) // folds]
+    years = TimeLabels(times, pairs.calendar).months(times) // 12
+    firsts = times[np.flatnonzero(np.diff(years)) + 1]
+    if len(firsts) >= 2 * folds:
+        # The nearest beginnings of years.
+        edges = firsts[np.abs(firsts[:, None] - edges).argmin(axis=0)]
+    starts = [int(pairs.starts.min()), *map(int, edges)]
+    stops = [*map(int, edges), int(times[-1]) + 1]
+    return [Period(start, stop, pairs.calendar) for start, stop in zip(starts, stops, strict=True)]
+
+
+def write_predictions(
+    model: Any,
+    inputs: Any,
+    output: Path,
+    *,
+    per_year: bool = False,
+    overwrite: bool = False,
+    open_options: OpenOptions | None = None,
+) -> list[Path]:
+    """Predicts a block of times at once, so that inputs may be larger than memory, and writes what was predicted."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{output} cannot be written: {error.strerror or error}") from error
+    with temporary_folder(WRITING, output.parent) as folder:
+        whole = join_blocks(model.predict_blocks(inputs, open_options=open_options), folder)
+        whole = with_provenance(whole, f"predicted by smoe predict ({model.fitted.describe()})")
+        if per_year:
+            return write_cf_by_year(whole, output, _time_of(whole), overwrite=overwrite)
+        write_cf(whole, output, overwrite=overwrite)
+        return [output]
+
+
+def _time_of(dataset: Any) -> str:
+    for name in ("valid_time", *map(str, dataset.coords)):
+        if name in dataset.coords and dataset[name].ndim == 1 and dataset[name].dtype.kind in "MO":
+            return name
+    raise DataError("the predictions have no times, so they cannot be written by years: leave --per-year out")
+
+
+def draw_run(folder: Path) -> list[Path]:
+    """Draws the routing of a fitted model into `pictures/routing.png`."""
+    from smoe.views._routing import plot_routing
+
+    fitted = load_model(folder)
+    path = folder / "pictures" / "routing.png"
+    mesh = fitted.mesh
+    coords = grid_coordinates(fitted) if mesh is None else mesh.coordinates
+    triangles = None if mesh is None else mesh.triangles
+    plot_routing(fitted.net, path, coords=coords, triangles=triangles, title=fitted.describe())
+    return [path]

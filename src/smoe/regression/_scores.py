@@ -26,12 +26,18 @@ from smoe.gridded import (
     remaining_samples,
     samples_in,
 )
-from smoe.regression._fitted import Fitted, open_inputs
+from smoe.regression._fitted import Fitted, open_inputs, without_nan
 from smoe.regression._ladder import CLIMATOLOGY, COMBINATION, PERSISTENCE
-from smoe.regression._options import SIMPLE
-from smoe.regression._prediction import bounded, central, find_gaps, predict_values, read_inputs
+from smoe.regression._prediction import (
+    central,
+    find_gaps,
+    finished,
+    model_values,
+    net_values,
+    objective_errors,
+    read_inputs,
+)
 from smoe.regression._preparation import GridSamples, lead_channel, pair_sources
-from smoe.regression._training import normal_quantiles, objective_errors
 
 SCORES = "scores.json"
 
@@ -182,15 +188,6 @@ def ranked(values: Mapping[str, Sequence[float | None]], number: int = 0) -> lis
     return sorted(errors, key=lambda name: math.inf if (error := errors[name]) is None or math.isnan(error) else error)
 
 
-def without_nan(value: Any) -> Any:
-    """JSON has no NaN and no infinity; they are written as null."""
-    if isinstance(value, dict):
-        return {str(key): without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def make_table(
     sums: Mapping[str, ErrorSums],
     targets: tuple[str, ...],
@@ -266,7 +263,7 @@ _BATCH = 32
 
 PLAIN = "plain net of the same size"
 ALONE = "plain net alone"
-NOT_KEPT = "SMoE net, not kept"
+SMOE = "SMoE net"
 
 
 @dataclass(frozen=True)
@@ -276,8 +273,7 @@ class ComparedBatch:
     Attributes:
         truth: Truths in the units of the targets, `(N, K, H, W)`; NaN where they have no value.
         nets: Predictions `(N, K, n, H, W)` of the `model`, and of the nets that were fitted beside it.
-        simple: Predictions `(N, K, H, W)` of simple models, by their names in a table.
-        rungs: The rung of the ladder that each of these is.
+        simple: Predictions `(N, K, n, H, W)` of simple models, by their names in a table.
         inputs: Inputs in their own units, `(N, C, H, W)`.
         valid: Times of the targets in seconds, `(N,)`.
     """
@@ -285,7 +281,6 @@ class ComparedBatch:
     truth: np.ndarray
     nets: dict[str, np.ndarray]
     simple: dict[str, np.ndarray]
-    rungs: dict[str, str]
     inputs: np.ndarray
     valid: np.ndarray
 
@@ -374,19 +369,18 @@ def compare_batches(fitted: Fitted, scored: Scored) -> Iterator[ComparedBatch]:
 def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *, is_forecast: bool) -> ComparedBatch:
     """Predictions of the nets and the simple models for some samples."""
     rungs = fitted.grid_ladder.predict(before, *times)
-    nets = {MODEL: fitted.predictor}
-    if fitted.kept != "net" and fitted.options.net not in SIMPLE:
-        nets[f"{fitted.net_kind}, not kept"] = fitted.net
-    if fitted.plain is not None and fitted.kept != "plain":
-        nets[PLAIN] = fitted.plain
-    if fitted.alone is not None and fitted.kept != "alone":
-        nets[ALONE] = fitted.alone
-    values = {
-        name: predict_values(fitted, net, before, times, rungs.get(fitted.base_of(net))) for name, net in nets.items()
-    }
+    values = {MODEL: model_values(fitted, before, times, rungs)}
+    labels = {"net": fitted.net_kind, "plain": PLAIN, "alone": ALONE}
+    for name, net in fitted.nets.items():
+        if fitted.shares[name].min() < 1.0:
+            found = net_values(fitted, net, before, times, rungs[fitted.base_of(name)])
+            values[labels[name]] = finished(fitted, found)
     names = {simple_name(fitted, name, is_forecast=is_forecast): name for name in rungs if name != COMBINATION}
-    simple = {name: bounded(rungs[rung][:, :, None], fitted.options)[:, :, 0] for name, rung in names.items()}
-    return ComparedBatch(truth, values, simple, names, before, times[1])
+    simple = {
+        name: finished(fitted, fitted.spread.numbers(rungs[rung], times[1], fitted.options, fitted.spread_of(rung)))
+        for name, rung in names.items()
+    }
+    return ComparedBatch(truth, values, simple, before, times[1])
 
 
 def simple_name(fitted: Fitted, rung: str, *, is_forecast: bool) -> str:
@@ -396,17 +390,6 @@ def simple_name(fitted: Fitted, rung: str, *, is_forecast: bool) -> str:
     if rung == CLIMATOLOGY:
         return f"climatology ({fitted.ladder.design.anomalies.basis.description})"
     return rung
-
-
-def with_spread(fitted: Fitted, rung: str, values: np.ndarray) -> np.ndarray:
-    """Predictions of a rung `(N, K, H, W)` with the numbers that the objective asks for, `(N, K, n, H, W)`."""
-    spread = fitted.ladder.spreads[rung].reshape(values.shape[1:]).astype(np.float32)
-    if fitted.options.objective == "gaussian":
-        return np.stack([values, np.broadcast_to(spread, values.shape)], axis=2)
-    if fitted.options.objective == "quantiles":
-        levels = normal_quantiles(fitted.options.quantiles).astype(np.float32)
-        return np.stack([values + level * spread for level in levels], axis=2)
-    return values[:, :, None]
 
 
 def score_samples(
@@ -421,10 +404,9 @@ def score_samples(
     for batch in compare_batches(fitted, scored):
         simple = list(batch.simple)
         valid.append(batch.valid)
-        spread = {name: with_spread(fitted, batch.rungs[name], each) for name, each in batch.simple.items()}
-        for name, values in (batch.nets | spread).items():
+        for name, values in (batch.nets | batch.simple).items():
             each = sums.setdefault(name, ErrorSums())
-            each.add(central(fitted, values), batch.truth, fitted.pixel_weights)
+            each.add(central(fitted.options, values), batch.truth, fitted.pixel_weights)
             if objective is not None:
                 errors = objective_errors(values, batch.truth, fitted.options)
                 each.objective.append(weighted_means(errors, batch.truth, fitted.pixel_weights))
@@ -444,8 +426,8 @@ def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) ->
         indices = np.arange(first, min(first + _BATCH, len(samples)))
         before, truth = samples.physical(indices)
         batch = compare(fitted, before, truth, samples.times(indices), is_forecast=is_forecast)
-        for name, values in {MODEL: central(fitted, batch.nets[MODEL]), **batch.simple}.items():
-            sums.setdefault(name, ErrorSums()).add(values, truth, fitted.pixel_weights)
+        for name, values in {MODEL: batch.nets[MODEL], **batch.simple}.items():
+            sums.setdefault(name, ErrorSums()).add(central(fitted.options, values), truth, fitted.pixel_weights)
     is_absolute = fitted.options.objective in ("mae", "quantiles")
     for number, channel in enumerate(fitted.target_channels):
         errors = {

@@ -1,11 +1,12 @@
-"""Objectives with masked pixels and area weights, and the training of a regressor's net by the training loop."""
+"""The training of nets by the training loop, and what they add to the simple model that they correct."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,14 @@ from torch.utils.data import Dataset
 from smoe._files import temporary_folder
 from smoe.errors import Interrupted
 from smoe.losses import gaussian_crps
-from smoe.regression._ladder import GridLadder
-from smoe.regression._options import MACHINE_OPTIONS, Objective, RegressorOptions
-from smoe.regression._preparation import GridSamples
+from smoe.regression._fitted import run_net
+from smoe.regression._ladder import GridLadder, Spread, TimeBasis
+from smoe.regression._ladder_fit import FittedLadders, convex_weights
+from smoe.regression._nets import Regression
+from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, Objective, RegressorOptions
+from smoe.regression._prediction import central, mix, normal_quantiles, objective_errors, output_values, split_gaussian
+from smoe.regression._preparation import GridSamples, Prepared
+from smoe.regression._scores import bootstrap_spread, weighted_means
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter
@@ -26,8 +32,8 @@ from smoe.training.run_directory import RunDirectory, keep_freed_memory
 from smoe.training.task import Metric, Task
 
 _QUICK_EPOCHS = 5
-# Bounds of the logarithm of the spread, in standard deviations of the target.
-_LOWEST, _HIGHEST = -9.0, 9.0
+# Standard deviations between blocks of times that intervals are widened by, and the least share of a net.
+_BETWEEN_BLOCKS, _LEAST_SHARE = 0.5, 0.05
 
 
 class GridObjective(nn.Module):
@@ -79,12 +85,6 @@ class GridObjective(nn.Module):
         return torch.maximum(levels * below, (levels - 1.0) * below).mean(dim=2)
 
 
-def split_gaussian(output: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and spread from `(B, K * 2, H, W)`: two `(B, K, H, W)`."""
-    parts = output.unflatten(1, (-1, 2))
-    return parts[:, :, 0], parts[:, :, 1].clamp(_LOWEST, _HIGHEST).exp()
-
-
 class MeanObjective(Metric):
     """The objective over a whole data set, named `loss`."""
 
@@ -128,38 +128,6 @@ class NetSamples(Dataset[tuple[Tensor, Tensor]]):
 def keep_batch(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Collates nothing: the samples are read as a batch."""
     return batch
-
-
-def normal_quantiles(levels: Sequence[float]) -> np.ndarray:
-    """Quantiles of the normal distribution."""
-    return math.sqrt(2.0) * torch.erfinv(2.0 * torch.tensor(levels, dtype=torch.float64) - 1.0).numpy()
-
-
-def start_map(options: RegressorOptions, spread: np.ndarray) -> np.ndarray:
-    """What a net predicts before it has learned anything, `(K * n, H, W)`, from the spread of its base's errors."""
-    zero = np.zeros_like(spread)
-    if options.objective == "gaussian":
-        parts = [zero, np.log(np.maximum(spread, 1e-3))]
-    elif options.objective == "quantiles":
-        parts = [level * spread for level in normal_quantiles(options.quantiles)]
-    else:
-        parts = [zero]
-    return np.stack(parts, axis=1).reshape(-1, *spread.shape[1:]).astype(np.float32)
-
-
-def objective_errors(values: np.ndarray, truth: np.ndarray, options: RegressorOptions) -> np.ndarray:
-    """Error of predictions `(N, K, n, H, W)` by the objective, `(N, K, H, W)`; NaN where there is no truth."""
-    # Squares of values of any unit.
-    values, truth = values.astype(np.float64), truth.astype(np.float64)
-    if options.objective == "gaussian":
-        mean, std = (torch.from_numpy(np.ascontiguousarray(values[:, :, part])) for part in (0, 1))
-        return gaussian_crps(mean, std, torch.from_numpy(truth)).numpy()
-    if options.objective == "quantiles":
-        levels = np.asarray(options.quantiles)[:, None, None]
-        below = truth[:, :, None] - values
-        return np.maximum(levels * below, (levels - 1.0) * below).mean(axis=2)
-    error = values[:, :, 0] - truth
-    return np.abs(error) if options.objective == "mae" else np.square(error)
 
 
 # Options that do not change what is computed.
@@ -247,3 +215,235 @@ def train_net(
             raise Interrupted(loop.signal_number)
         net.cpu().eval()
         return list(loop.state.history)
+
+
+_BATCH = 32
+# Bytes of the predictions that nets are judged by.
+_MOST_BYTES = 1 << 29
+# Pixels whose errors show how these are distributed, and times that a season counts beside its own.
+_MOST_PIXELS, _PRIOR_TIMES = 300, 6.0
+
+
+@dataclass(frozen=True)
+class BaseFields:
+    """A simple model's predictions at times that it was not fitted to.
+
+    Attributes:
+        name: The simple model.
+        train: Predictions of the training samples, `(N, K, H, W)`.
+        validation: Predictions of the validation samples.
+        spread: How its errors are distributed.
+        scale: Standard deviation of the errors over all pixels, `(K,)`.
+    """
+
+    name: str
+    train: np.ndarray
+    validation: np.ndarray
+    spread: Spread
+    scale: np.ndarray
+
+    @classmethod
+    def of(
+        cls, ladders: FittedLadders, prepared: Prepared, is_dynamic: np.ndarray, name: str, options: RegressorOptions
+    ) -> BaseFields:
+        """Predicts: each block of times by the ladder that has not seen it."""
+        shape = prepared.statistics.target_mask.shape
+        found = {}
+        squares, counts = np.zeros(shape), np.zeros(shape)
+        pixels = np.arange(0, shape[1] * shape[2], max(1, shape[1] * shape[2] // _MOST_PIXELS))
+        kept, valid, of_blocks = [], [], []
+        for split in ("train", "validation"):
+            samples = prepared.splits[split]
+            found[split] = _empty_like(samples.targets.values, f"{name} {split}", (len(samples), *shape))
+            blocks = ladders.block if split == "train" else np.full(len(samples), len(ladders.blocks))
+            for block, ladder in enumerate([*ladders.blocks, ladders.train]):
+                grid_ladder = GridLadder(ladder, prepared.statistics, is_dynamic)
+                of_block = np.flatnonzero(blocks == block)
+                for first in range(0, len(of_block), _BATCH):
+                    rows = of_block[first : first + _BATCH]
+                    before, after = samples.physical(rows)
+                    predicted = grid_ladder.predict(before, *samples.times(rows), names=[name])[name]
+                    found[split][rows] = predicted
+                    errors = after - predicted
+                    kept.append(errors.reshape(*errors.shape[:2], -1)[:, :, pixels])
+                    valid.append(samples.times(rows)[1])
+                    of_blocks.append(np.full(len(rows), block))
+                    squares += np.nansum(np.square(errors, dtype=np.float64), axis=0)
+                    counts += (~np.isnan(errors)).sum(axis=0)
+        spread = np.sqrt(squares / np.maximum(counts, 1))
+        scale = np.maximum(np.sqrt(squares.sum(axis=(1, 2)) / np.maximum(counts.sum(axis=(1, 2)), 1)), 1e-30)
+        spread = np.maximum(spread, 1e-3 * scale[:, None, None]).astype(np.float32)
+        deviations = np.concatenate(kept) / spread.reshape(shape[0], -1)[:, pixels]
+        basis = ladders.train.design.anomalies.basis
+        of_errors = _find_spread(spread, deviations, np.concatenate(valid), np.concatenate(of_blocks), basis, options)
+        return cls(name, found["train"], found["validation"], of_errors, scale)
+
+    def begin(self, net: Regression, options: RegressorOptions) -> None:
+        """Makes a net start at this prediction."""
+        zero = np.zeros((1, *self.train.shape[1:]), np.float32)
+        start = self.spread.numbers(zero, None, options)[0] / self.scale[:, None, None, None]
+        if options.objective == "gaussian":
+            start[:, 1] = np.log(np.maximum(start[:, 1], 1e-3))
+        net.start.copy_(torch.from_numpy(start.reshape(net.start.shape)))
+        net.scale.copy_(torch.from_numpy(self.scale))
+
+
+def _find_spread(
+    spread: np.ndarray, deviations: np.ndarray, valid: np.ndarray, block: np.ndarray, basis: TimeBasis,
+    options: RegressorOptions,
+) -> Spread:  # fmt: skip
+    """How errors in units of each pixel's spread, `(N, K, n)`, are distributed: by season, and in all blocks of times.
+
+    A time that is still to come is a block of its own: what it needs is not what all errors together need, but that and
+    the deviation between blocks.
+    """
+    num_targets = deviations.shape[1]
+    squares = np.nanmean(np.square(deviations, dtype=np.float64), axis=2)
+    parts = Spread.parts(valid, basis)
+    seasons = np.ones((int(parts.max()) + 1 if len(parts) else 1, num_targets))
+    for part in range(len(seasons)):
+        of_part = squares[parts == part]
+        seasons[part] = (np.nansum(of_part, axis=0) + _PRIOR_TIMES) / (len(of_part) + _PRIOR_TIMES)
+    seasons = np.sqrt(seasons)
+    deviations = deviations / seasons[parts][:, :, None]
+    offsets = np.zeros((num_targets, options.outputs_per_target))
+    for k in range(num_targets if options.outputs_per_target > 1 else 0):
+        if options.objective == "gaussian":
+            normal = float(normal_quantiles([0.9])[0])
+            offsets[k, 1] = _beyond([np.nanquantile(np.abs(each), 0.8) for each in _by_block(deviations[:, k], block)])
+            offsets[k, 1] /= normal
+            continue
+        for number, level in enumerate(options.quantiles):
+            of_blocks = [np.nanquantile(each, level) for each in _by_block(deviations[:, k], block)]
+            sign = np.sign(level - 0.5)
+            offsets[k, number] = sign * _beyond(sign * np.asarray(of_blocks)) if sign else np.mean(of_blocks)
+    seasons, offsets, widen = (each.astype(np.float32) for each in (seasons, offsets, np.ones(num_targets)))
+    return Spread(spread, seasons, offsets, widen, basis)
+
+
+def _by_block(deviations: np.ndarray, block: np.ndarray) -> list[np.ndarray]:
+    parts = [deviations[block == number] for number in np.unique(block)]
+    return [each for each in parts if np.isfinite(each).any()]
+
+
+def _beyond(of_blocks: Sequence[float] | np.ndarray) -> float:
+    """The quantile of a block to come, from those of other blocks."""
+    return float(np.mean(of_blocks) + _BETWEEN_BLOCKS * np.std(of_blocks))
+
+
+def _empty_like(values: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """An array in memory, or in a file beside that of the values where these are in one."""
+    if not isinstance(values, np.memmap) or values.filename is None:
+        return np.empty(shape, np.float32)
+    return np.memmap(Path(values.filename).parent / f"{name}.f32", np.float32, "w+", shape=shape)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What predicts: the share of each net, `(K,)`; the objective of each as a share of the base's; and in words."""
+
+    shares: Mapping[str, np.ndarray]
+    widen: np.ndarray
+    validation: Mapping[str, float]
+    verdict: str
+
+
+def judge(
+    nets: Mapping[str, Regression], base: BaseFields, simple: BaseFields, validation: GridSamples, ladder: GridLadder,
+    weights: np.ndarray, options: RegressorOptions, *, is_own: bool,
+) -> Judgement:  # fmt: skip
+    """Chooses the shares of the nets in what predicts, and says what they add.
+
+    They are weights as those of simple models, by the validation part, times 1 less the square of how uncertain the
+    gain is: its standard deviation over blocks of times relative to it.
+    """
+    # Every second or third sample of a validation part that memory may not hold.
+    step = -(-base.validation.nbytes * options.outputs_per_target // _MOST_BYTES)
+    rows = np.arange(0, len(validation), max(step, 1))
+    validation = validation.take(rows)
+    truth = np.concatenate([validation.physical(rows)[1] for rows in _batches(len(validation))])
+    of_base = base.spread.numbers(np.asarray(base.validation[rows]), validation.pairs.valid, options)
+    values = {"base": of_base}
+    names = list(nets) if options.net not in SIMPLE or is_own else []
+    for name in names:
+        fields = np.asarray((simple if name == "alone" else base).validation[rows])
+        values[name] = np.concatenate([
+            output_values(
+                run_net(nets[name], ladder.net_inputs(validation.physical(batch)[0], fields[batch],
+                                                      *validation.times(batch), is_own=is_own)),
+                fields[batch], nets[name], options,
+            )
+            for batch in _batches(len(validation))
+        ])  # fmt: skip
+    errors = {
+        name: weighted_means(objective_errors(each, truth, options), truth, weights) for name, each in values.items()
+    }
+    shares = {name: np.zeros(truth.shape[1]) for name in names}
+    if names and options.keep == "smoe":
+        shares["net"][:] = 1.0
+    elif names:
+        finite = [name for name in values if np.isfinite(errors[name]).all()]
+        middle = {name: central(options, values[name]).astype(np.float64) - truth for name in finite}
+        for k in range(truth.shape[1]):
+            products = np.asarray([
+                [np.nanmean(weighted_means(middle[a][:, k:k+1] * middle[b][:, k:k+1], truth[:, k:k+1], weights))
+                 for b in finite] for a in finite
+            ])  # fmt: skip
+            for name, weight in zip(finite, convex_weights(products), strict=True):
+                if name != "base":
+                    shares[name][k] = weight
+        mixed = weighted_means(objective_errors(mix(values, shares), truth, options), truth, weights)
+        for k in range(truth.shape[1]):
+            gains = (errors["base"] - mixed)[:, k : k + 1]
+            gain, spread = float(np.nanmean(gains)), float(bootstrap_spread(gains, mean=True)[0])
+            factor = 1.0 - min(1.0, spread / gain) ** 2 if gain > 0.0 else 0.0
+            for name in names:
+                shares[name][k] *= factor if factor * shares[name][k] >= _LEAST_SHARE else 0.0
+    # Without an error there is nothing to remove.
+    means = {name: np.nanmean(each, axis=0) + 1e-300 for name, each in errors.items()}
+    ratios = {name: float(np.mean(each / means["base"])) for name, each in means.items()}
+    widen = np.ones(truth.shape[1], np.float32)
+    if options.outputs_per_target > 1 and any(share.any() for share in shares.values()):
+        after, before = (_width(each, truth, options) for each in (mix(values, shares), of_base))
+        widen = np.clip(after / np.maximum(before, 1e-30), 0.5, 2.0).astype(np.float32)
+    return Judgement(shares, widen, ratios, _verdict(shares, errors, base.name, options, is_own=is_own))
+
+
+def _batches(count: int) -> list[np.ndarray]:
+    return [np.arange(first, min(first + _BATCH, count)) for first in range(0, count, _BATCH)]
+
+
+def _width(values: np.ndarray, truth: np.ndarray, options: RegressorOptions) -> np.ndarray:
+    """How many half widths of an interval the errors reach, at the 0.8 quantile, `(K,)`."""
+    middle = central(options, values)
+    half = values[:, :, 1] if options.objective == "gaussian" else (values[:, :, -1] - values[:, :, 0]) / 2.0
+    reached = np.abs(truth - middle) / np.maximum(half, 1e-30)
+    return np.nanquantile(reached.swapaxes(0, 1).reshape(truth.shape[1], -1), 0.8, axis=1)
+
+
+def _verdict(
+    shares: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray], base: str,
+    options: RegressorOptions, *, is_own: bool,
+) -> str:  # fmt: skip
+    """What predicts, what the nets add, and whether the location matters, in one line."""
+    kind = "own net" if is_own else "SMoE net"
+    labels = {"net": kind, "plain": "plain net", "alone": "plain net alone"}
+    used = [f"{float(share.mean()):.2f} of the {labels[name]}" for name, share in shares.items() if share.any()]
+    text = f"{base} predicts" if not used else f"{base} and {' and '.join(used)} predict"
+    if not shares:
+        return text
+    gains = [f"the {labels[name]} {_gain(errors, 'base', name)}" for name in shares]
+    what = {"mse": "squared error", "mae": "absolute error", "gaussian": "CRPS", "quantiles": "pinball loss"}
+    text += f"; of the {what[options.objective]} of {base} in the validation period " + ", ".join(gains)
+    if "plain" in shares and not is_own:
+        text += f"; of that of the plain net, filters that depend on the location {_gain(errors, 'plain', 'net')}"
+    return text
+
+
+def _gain(errors: Mapping[str, np.ndarray], before: str, after: str) -> str:
+    """What a net removes of another's objective, with the standard deviation over blocks of times."""
+    scale = np.nanmean(errors[before], axis=0) + 1e-300
+    removed = np.nanmean((errors[before] - errors[after]) / scale, axis=1, keepdims=True)
+    mean, spread = 100.0 * float(np.nanmean(removed)), 100.0 * float(bootstrap_spread(removed, mean=True)[0])
+    verb = "remove" if before == "plain" else "removes"
+    return f"{verb} {mean:.1f} % ± {spread:.1f} %" if abs(mean) >= 0.05 else f"{verb} nothing"

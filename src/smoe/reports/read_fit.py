@@ -14,8 +14,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded._times import show_time
-from smoe.regression._fitted import Fitted
-from smoe.regression._model_files import load_model
+from smoe.regression._fitted import Fitted, load_model
 from smoe.regression._nets import count_parameters
 from smoe.regression._prediction import central
 from smoe.regression._scores import PLAIN, SCORES, ComparedBatch, compare_batches, open_scored, ranked
@@ -173,10 +172,8 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap,
     for batch in compare_batches(fitted, scored):
         digest.update(np.ascontiguousarray(batch.truth, dtype="<f4").tobytes())
         counts += (~np.isnan(batch.truth)).sum(axis=0)
-        predictions = dict(batch.simple)
         simple_names |= batch.simple.keys()
-        for name, values in batch.nets.items():
-            predictions[name] = central(fitted, values)
+        predictions = {name: central(fitted.options, each) for name, each in (batch.simple | batch.nets).items()}
         for name, values in predictions.items():
             error = np.square(values.astype(np.float64) - batch.truth)
             squared[name] = squared.get(name, 0.0) + np.nan_to_num(error).sum(axis=0)
