@@ -24,9 +24,8 @@ from smoe.regression._ladder import GridLadder
 from smoe.regression._ladder_fit import fit_ladders
 from smoe.regression._nets import NetShape
 from smoe.regression._options import RegressorOptions
-from smoe.regression._prediction import write_predictions
 from smoe.regression._preparation import prepare
-from smoe.regression._regressor import build_net, make_objective
+from smoe.regression._regressor import build_net, make_objective, write_predictions
 from smoe.regression._scores import PLAIN, SMOE
 from smoe.regression._training import BaseFields, NetSamples, train_net
 from smoe.training.progress import Reporter
@@ -221,7 +220,7 @@ def test_a_signal_after_the_last_epoch_stops_the_fit_before_the_plain_net(folder
     ladders = fit_ladders(
         prepared.splits["train"], prepared.splits["validation"], prepared.targets.grid, np.ones(shape)
     )
-    base = BaseFields.of(ladders, prepared, np.ones(1, dtype=bool), "climatology")
+    base = BaseFields.of(ladders, prepared, np.ones(1, dtype=bool), "climatology", options)
     ladder = GridLadder(ladders.train, prepared.statistics, np.ones(1, dtype=bool))
     splits = {
         name: NetSamples(prepared.splits[name], ladder, values, base.scale, is_own=True)

@@ -83,7 +83,7 @@ def test_a_prediction_is_the_base_and_what_the_net_adds(residual: str) -> None:
     model = fitted(x, y, train=slice("2001-01-01", "2001-01-25"), validation=slice("2001-01-26", "2001-02-09"),
                    net="layer", residual=residual, keep="smoe")  # fmt: skip
     known = model.fitted
-    assert known.kept == "net" and float(model.net.share.min()) == 1.0
+    assert known.kept == "net" and known.shares["net"].tolist() == [1.0]
     values = x["t2m"].values[:, None]
     seconds = x["time"].values.astype("datetime64[s]").astype(np.int64)
     base = known.grid_ladder.predict(values, seconds, seconds, None, [known.base])[known.base]
@@ -433,8 +433,10 @@ def test_an_own_net_is_named_and_must_take_the_inputs() -> None:
     with pytest.raises(ValueError, match=r"the net does not take \(1, 1, 6, 9\), a sample of these inputs: Given"):
         smoe.GridRegressor(nn.Conv2d(3, 1, 3, padding=1), progress=False).fit(x, y)
     model = smoe.GridRegressor(nn.Conv2d(1, 1, 1), **{**SMALL, "max_epochs": 1}, compare="yes").fit(x, y)
-    model._fitted = replace(model.fitted, kept="plain")
-    assert "own net" in model.score(x, y).rmse
+    shares = {"net": np.zeros(1), "plain": np.ones(1), "alone": np.zeros(1)}
+    model._fitted = replace(model.fitted, shares=shares)
+    table = model.score(x, y)
+    assert "own net" in table.rmse and PLAIN not in table.rmse
 
 
 def test_regridding_on_request() -> None:

@@ -99,8 +99,8 @@ class RegressorOptions:
     regrid: bool = False
     learning_rate: float = 5e-3
     batch_size: int | None = None
-    max_epochs: int = 24
-    patience: int = 4
+    max_epochs: int = 16
+    patience: int = 3
     validation_share: float = 0.2
     compare: Literal["auto", "yes", "no"] = "auto"
     keep: Literal["better", "smoe"] = "better"
