@@ -107,7 +107,7 @@ class Anomalies:
         climatology: Coefficients, `(p, C, P)`.
         scale: Standard deviations, `(C, P)`.
         area: Share of each pixel in the mean over the area, `(C, P)`.
-        range: Lowest and highest mean over the area of the samples that were fitted, `(2, C)`.
+        range: Lowest and highest mean over the area that samples as those that were fitted may have, `(2, C)`.
     """
 
     basis: TimeBasis
@@ -453,7 +453,8 @@ class GridLadder:
         numbers = [] if lead is None else [lead[:, None]]
         if not is_own:
             mean, scale = (each.reshape(-1, *grid) for each in (self.ladder.target_mean, self.ladder.target_scale))
-            parts.append(np.nan_to_num((base - mean) / scale))
+            # Without a target there is no scale either.
+            parts.append(np.where(self.statistics.target_mask, np.nan_to_num((base - mean) / scale), 0.0))
             numbers.insert(0, self.ladder.design.of_times(valid)[1])
         parts += [np.broadcast_to(each[:, :, None, None], (*each.shape, *grid)) for each in numbers]
         return np.concatenate(parts, axis=1, dtype=np.float32)

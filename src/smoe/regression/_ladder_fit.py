@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from smoe.gridded import HorizontalGrid
 from smoe.regression._ladder import (
@@ -180,7 +181,20 @@ def fit_anomalies(data: LadderData, basis: TimeBasis, chosen: np.ndarray, weight
     means = np.zeros((len(data.starts), num_channels))
     for pixels in pixel_chunks(num_pixels, len(data.starts) * num_channels):
         means += np.einsum("ncp,cp->nc", found(data.x(pixels), data.starts, pixels), area[:, pixels])
-    return replace(found, range=np.stack([means.min(axis=0), means.max(axis=0)]).astype(np.float32))
+    return replace(found, range=_likely_range(means[np.argsort(data.starts)]).astype(np.float32))
+
+
+def _likely_range(series: np.ndarray) -> np.ndarray:
+    """Range of series `(N, C)`, and what others of their kind may be beyond it; much where few are independent."""
+    line = np.stack([np.ones(len(series)), np.linspace(-1.0, 1.0, len(series))], axis=1)
+    rest = series - line @ least_squares(line, series)
+    size = np.maximum(rest.std(axis=0), 1e-30)
+    likeness = np.clip((rest[1:] * rest[:-1]).mean(axis=0) / np.square(size), 0.0, 0.99)
+    count = np.maximum(len(series) * (1.0 - likeness) / (1.0 + likeness), 3.0)
+    # The next one of as many independent values, at 99 %, less the largest of them.
+    slack = scipy.special.stdtrit(count - 1.0, 0.995) * np.sqrt(1.0 + 1.0 / count) - np.sqrt(2.0 * np.log(count))
+    slack = np.maximum(slack, 0.0) * size
+    return np.stack([series.min(axis=0) - slack, series.max(axis=0) + slack])
 
 
 def fit_patterns(anomalies: np.ndarray, pixels: np.ndarray, weights: np.ndarray, count: int) -> Patterns:
