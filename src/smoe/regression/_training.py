@@ -442,7 +442,8 @@ def _verdict(
 
 def _gain(errors: Mapping[str, np.ndarray], before: str, after: str) -> str:
     """What a net removes of another's objective, with the standard deviation over blocks of times."""
-    scale = np.nanmean(errors[before], axis=0) + 1e-300
+    # Of an error of nothing there is nothing to remove.
+    scale = np.nanmean(errors[before], axis=0) + 1e-9 * np.nanmean(errors[after], axis=0) + 1e-300
     removed = np.nanmean((errors[before] - errors[after]) / scale, axis=1, keepdims=True)
     mean, spread = 100.0 * float(np.nanmean(removed)), 100.0 * float(bootstrap_spread(removed, mean=True)[0])
     verb = "remove" if before == "plain" else "removes"
