@@ -261,8 +261,8 @@ def test_a_fitted_model_has_the_coordinates_of_its_data(tmp_path: Path) -> None:
 def test_a_mesh_has_its_nodes_and_regions(tmp_path: Path) -> None:
     recipe = MESH_RECIPES["heat-mesh/icosphere"]
     assert isinstance(recipe, MeshRecipe)
-    data = replace(recipe.data, num_train_runs=1, num_validation_runs=1, num_test_runs=1, num_steps=32)
-    recipe = replace(recipe, data=data, training=replace(recipe.training, max_epochs=1, device="cpu"))
+    data = replace(recipe.data, num_train_runs=1, num_validation_runs=1, num_test_runs=1, num_steps=5)
+    recipe = replace(recipe, data=data, training=replace(recipe.training, batch_size=4, max_epochs=1, device="cpu"))
     report = read_run(make_run("heat-mesh/icosphere", recipe, tmp_path / "run"), "mesh", ReadOptions(), silently)
     assert report.places is not None and report.places.kind == "mesh" and report.places.triangles is not None
     assert report.gates[0].places is report.places

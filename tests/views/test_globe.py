@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from smoe.views import coastlines, draw_globe
-from smoe.views._charts import save_picture
+from smoe.views._drawing import save_picture
 from smoe.views._globe import project
 
 LATITUDE = np.array([-60.0, 0.0, 60.0])

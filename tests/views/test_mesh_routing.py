@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from smoe.views._node_routing import VIEWS, draw_nodes, draw_side, views_of
+from smoe.views._drawing import VIEWS, draw_nodes, draw_side, views_of
 from smoe_paper.heat_mesh import data as domains
 from smoe_paper.heat_mesh.pictures import draw_grid_regions, draw_surface_regions
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from smoe.views._charts import draw_expert_use, save_picture
+from smoe.views._drawing import draw_expert_use, draw_nodes, save_picture, similarity_colours
 from smoe.views._globe import coastlines, draw_globe, draw_globe_routing
-from smoe.views._node_routing import draw_nodes, similarity_colours
 from smoe.views._routing import plot_routing
 
 __all__ = [

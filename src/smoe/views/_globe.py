@@ -21,8 +21,7 @@ from smoe import _notebook
 from smoe._notebook import coastlines
 from smoe.diagnostics import expert_use, mean_where_served
 from smoe.losses import latitude_weights
-from smoe.views._charts import draw_expert_use, save_picture
-from smoe.views._node_routing import similarity_colours
+from smoe.views._drawing import draw_expert_use, save_picture, similarity_colours
 
 # Pixels are drawn in parts, so that their borders follow the map's curves: a map has at least so many rows.
 _MIN_ROWS = 128

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from smoe._notebook import NUM_DISTINCT, expert_colours
 from smoe.diagnostics import expert_use, fixed_choices, fixed_gates
 from smoe.diagnostics._choices import Choices
-from smoe.views._charts import draw_expert_use, save_picture
-from smoe.views._node_routing import NodePlaces, PixelPlaces, read_places, similarity_colours
+from smoe.views._drawing import NodePlaces, PixelPlaces, draw_expert_use, read_places, save_picture, similarity_colours
 
 
 class _ShownFigure(Figure):
