@@ -1,4 +1,4 @@
-"""Files that a kill at any moment leaves whole, locks that end with their process, and folders that do not outlive it.
+"""Files that a kill at any moment leaves whole, locks that end with their process, folders that do not outlive it.
 
 What another user left under the same name is neither opened nor removed: no link is followed, and nothing is truncated.
 """
@@ -12,10 +12,14 @@ import stat
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, TypeVar
+
+Item = TypeVar("Item")
+Block = TypeVar("Block")
 
 _LOCK_FILE = "lock"
 # A pipe is not waited for, and a link not followed.
@@ -141,6 +145,19 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, make_fo
         file.flush()
         os.fsync(file.fileno())
         os.replace(folder / "content", path)
+
+
+def read_ahead(read: Callable[[Item], Block], items: Iterable[Item]) -> Iterator[tuple[Item, Block]]:
+    """Yields `item` and `read(item)`; a thread reads one block ahead, so that two blocks are held at once."""
+    with ThreadPoolExecutor(1, thread_name_prefix="smoe-read") as pool:
+        waiting: tuple[Item, Future[Block]] | None = None
+        for item in items:
+            following = (item, pool.submit(read, item))
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()
+            waiting = following
+        if waiting is not None:
+            yield waiting[0], waiting[1].result()
 
 
 def reason_not_to_write(path: Path) -> str | None:

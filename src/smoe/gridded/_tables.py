@@ -7,35 +7,17 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
-from smoe._files import write_atomically
+from smoe._files import read_ahead, write_atomically
 from smoe.errors import DataError
 from smoe.gridded._source import Channel, FieldSource
-
-Item = TypeVar("Item")
-Block = TypeVar("Block")
-
-
-def read_ahead(read: Callable[[Item], Block], items: Iterable[Item]) -> Iterator[tuple[Item, Block]]:
-    """Yields `item` and `read(item)`; a thread reads one block ahead, so that two blocks are held at once."""
-    with ThreadPoolExecutor(1, thread_name_prefix="smoe-read") as pool:
-        waiting: tuple[Item, Future[Block]] | None = None
-        for item in items:
-            following = (item, pool.submit(read, item))
-            if waiting is not None:
-                yield waiting[0], waiting[1].result()
-            waiting = following
-        if waiting is not None:
-            yield waiting[0], waiting[1].result()
-
 
 # Bytes after which the rows are brought to the disk and journalled: what a lost machine costs at most.
 _BYTES_BETWEEN_SYNCS = 1 << 28

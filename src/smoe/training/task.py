@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
+from smoe._files import read_ahead
 from smoe.errors import leaving_signals
 
 Batch = tuple[Tensor, Tensor]
@@ -215,7 +215,12 @@ def load_batches(
     """
     is_pinned = torch.device(device).type == "cuda"
     if reads_ahead and num_workers == 0:
-        read = _read_by_thread(samples, batches, collate, is_pinned=is_pinned)
+
+        def read_batch(chosen: list[int]) -> Batch:
+            input, target = collate(cast(Any, samples).__getitems__(chosen))
+            return (input.pin_memory(), target.pin_memory()) if is_pinned else (input, target)
+
+        read = (batch for _, batch in read_ahead(read_batch, batches))
     else:
         loader = DataLoader(
             samples,
@@ -231,24 +236,6 @@ def load_batches(
             read = iter(loader)
     for input, target in read:
         yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
-
-
-def _read_by_thread(
-    samples: Any, batches: Iterable[list[int]], collate: Collate, *, is_pinned: bool
-) -> Iterator[Batch]:
-    def read(chosen: list[int]) -> Batch:
-        input, target = collate(samples.__getitems__(chosen))
-        return (input.pin_memory(), target.pin_memory()) if is_pinned else (input, target)
-
-    with ThreadPoolExecutor(1, thread_name_prefix="smoe-batches") as pool:
-        waiting: Future[Batch] | None = None
-        for indices in batches:
-            following = pool.submit(read, indices)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = following
-        if waiting is not None:
-            yield waiting.result()
 
 
 def num_samples(samples: Dataset[Any]) -> int:
