@@ -1,4 +1,6 @@
 // A layer in inference by one call: the convolution, the bias of experts and the local affine map.
+#include <cstring>
+
 #include "geometry.h"
 
 extern "C" {
@@ -8,6 +10,9 @@ typedef int (*SmoeForward)(const smoe_geometry*, const float*, const float*, con
 int smoe_family_infer(const smoe_geometry*, const float*, const float*, const float*, const int32_t*, uint16_t*,
                       const float*, const float*, float*);
 int smoe_local_affine(int64_t, int64_t, const float*, const float*, const float*, float*, int64_t);
+
+// Returns 2 if two pieces of memory differ.
+int smoe_equal(const void* one, const void* other, int64_t size) { return std::memcmp(one, other, size) == 0 ? 0 : 2; }
 
 // masks: those of families of two, or none; bias, scale and offset may be missing. `forward` is used without masks.
 int smoe_infer(SmoeForward forward, const smoe_geometry* geometry, const float* x, const float* weight,

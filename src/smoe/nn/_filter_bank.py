@@ -35,6 +35,8 @@ from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
 from smoe.ops._families import learn_factorised, slot_products
+from smoe.ops._inference import InferenceCall
+from smoe.ops._local_affine import local_affine
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order
@@ -139,7 +141,7 @@ class LocalAffine(nn.Module):
             raise ValueError(
                 f"the layer was made for {tuple(self.scale.shape)} channels and pixels, got {tuple(input.shape[1:])}"
             )
-        return torch.addcmul(self.offset.to(input.dtype), input, self.scale.to(input.dtype))
+        return local_affine(input, self.scale.to(input.dtype), self.offset.to(input.dtype))
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
@@ -357,6 +359,7 @@ class FilterBank(RoutedLayer):
         RoutedLayer.__init__(self, gate, expert_channels, weighted, rule, damping, device=device)
         self.in_channels = in_channels
         self._plan: HeldPlan | None = None
+        self._call: InferenceCall | None = None
         self.weight = nn.Parameter(
             torch.empty(num_experts * expert_channels, in_channels, *kernel, device=device, dtype=dtype)
         )
@@ -417,10 +420,11 @@ class FilterBank(RoutedLayer):
             options = {"expert_channels": self._expert_channels, "stride": self.stride[0]}
             plan = hold_plan(self.weight, self.gate.indices, self._planned_grid(), **options)
         self._plan = plan
+        self._call = None
 
     def __getstate__(self) -> dict[str, object]:
-        # A plan belongs to its process.
-        return {**super().__getstate__(), "_plan": None}
+        # What the kernels made belongs to its process.
+        return {**super().__getstate__(), "_plan": None, "_call": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -458,7 +462,7 @@ class FilterBank(RoutedLayer):
         if pixels is None:
             return self._affine(output)
         scale, offset = (part[:, pixels].to(output.dtype) for part in (self._affine.scale, self._affine.offset))
-        return torch.addcmul(offset, output, scale)
+        return local_affine(output, scale, offset)
 
     def _check_input(self, input: torch.Tensor) -> None:
         """As its base says; refuses an input of another dtype than the weights, unless autocast converts both."""

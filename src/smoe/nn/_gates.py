@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,8 +25,9 @@ from smoe.nn._own_steps import SelfTaught
 from smoe.nn._routed_layer import check_grid, check_positive
 from smoe.nn._shared_parameters import save_once
 from smoe.ops._families import sample_factorised
+from smoe.ops._inference import is_equal
 from smoe.ops._interpolation import interpolate_grid
-from smoe.ops._operators import has_library
+from smoe.ops._operators import has_library, has_transforms
 from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite
 from smoe.options import GATE_INITS, GateInit, Normalization, Order
 
@@ -192,6 +194,17 @@ class PixelEmbedding(SelfTaught):
         return f"rank={len(self.values)}, spatial_shape={self.spatial_shape}"
 
 
+class _Decision(NamedTuple):
+    """A routing, and what it was decided by."""
+
+    scale: float
+    numbers: tuple[torch.Tensor, ...]
+    routing: Routing
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+
 class FactorisedGate(SpatialGate):
     """Scores `scale * (keys @ embedding)`, shared by all samples.
 
@@ -245,6 +258,7 @@ class FactorisedGate(SpatialGate):
                 f"{tuple(spatial_shape)}"
             )
         self.scale = scale
+        self._kept: _Decision | None = None
         self.embedding = embedding
         save_once(self, "embedding")
         self.keys = nn.Parameter(torch.empty(num_experts, len(embedding.values), device=device, dtype=dtype))
@@ -315,6 +329,29 @@ class FactorisedGate(SpatialGate):
         """The products of all keys and the embedding."""
         del input
         return self.scores_of(slice(None)).unflatten(1, self.spatial_shape)
+
+    def decide(self, input: torch.Tensor | None) -> Routing:
+        """As its base says; on a CPU a decision is kept, and returned again as long as keys and embedding are equal."""
+        numbers = (self.keys, self.embedding.values)
+        is_eager = not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or has_transforms())
+        if not (is_eager and self.can_draw and all(type(each) in _PLAIN and each.is_cpu for each in numbers)):
+            return super().decide(input)
+        kept = self._kept
+        if (
+            kept is not None
+            and kept.scale == self.scale
+            and all(map(is_equal, numbers, kept.numbers))
+            # A tensor of `torch.inference_mode` could not be saved for a backward pass.
+            and (torch.is_inference_mode_enabled() or not kept.routing.indices.is_inference())
+        ):
+            return kept.routing
+        routing = super().decide(input)
+        copies = tuple(each.detach().clone() for each in numbers)
+        self._kept = None if routing.unranked is not None else _Decision(self.scale, copies, routing)
+        return routing
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_kept": None}
 
     def draw(self, seed: torch.Tensor | None, noise: float) -> Routing:
         """Selects an expert of each family by the scores with noise, by one kernel where there is one."""

@@ -21,6 +21,7 @@ from smoe.nn._routed_layer import (
 )
 from smoe.ops._any_conv import ConvOptions, any_conv, conv_sizes, routed_any_conv
 from smoe.ops._conv_kernels import convolve
+from smoe.ops._inference import is_unobserved, make_inference_call
 from smoe.ops._routed_conv import grid_conv2d, routed_conv
 from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Rule
@@ -361,7 +362,8 @@ class GridMoE(FilterBank):
             self._check_input(input)
             if not torch.compiler.is_compiling() and input.dtype == self.weight.dtype:
                 self._seen_input = (input.shape[1:], input.dtype)
-        return self._run(input)
+        output = None if self.training else self._infer(input)
+        return self._run(input) if output is None else output
 
     def _check_input(self, input: torch.Tensor) -> None:
         """As its base says; refuses other channels, and an output grid that is not that of the gate."""
@@ -389,6 +391,27 @@ class GridMoE(FilterBank):
         if self._conv is not None:
             return conv_sizes(input.shape[2:], self.kernel_size, self._conv)
         return tuple((size - 1) // self.stride[0] + 1 for size in input.shape[2:])
+
+    def _infer(self, input: torch.Tensor) -> torch.Tensor | None:
+        """The output without gradients, by one call of a kernel; None where it cannot be had so."""
+        # Attributes of a module are found slowly, beside the kernel of a small layer.
+        weight, gate, affine = self._parameters["weight"], self.gate, self._modules.get("_affine")
+        is_simple = self._conv is None and not self._weighted and self._expert_channels == 1 and input.ndim > 3
+        if not is_simple or gate.looks_at_input or self._bias_owner == "slot" or weight is None:
+            return None
+        scale, offset = (None, None) if affine is None else (affine._parameters["scale"], affine._parameters["offset"])
+        if not is_unobserved(input, *(each for each in (weight, scale, offset) if each is not None)):
+            return None
+        routing = gate.decide(input)
+        if routing.unranked is not None:
+            return None
+        call = self._call
+        if call is None or not call.serves(input, routing.indices):
+            call = make_inference_call(input, weight, routing.indices, self.stride[0], self.padding_mode)
+            self._call = call
+            if call is None:
+                return None
+        return call(input, weight, None if self._bias_owner is None else self._offsets(), scale, offset)
 
     def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""

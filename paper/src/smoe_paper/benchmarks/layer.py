@@ -217,7 +217,7 @@ def main(args: list[str] | None = None) -> None:
 
         measure_device(["--dtype", options.dtype])
         return
-    chosen = [
+    chosen: list[tuple[str, Configuration, Start, int]] = [
         (name, configuration, routing, threads)
         for name, configuration in CONFIGURATIONS.items()
         for routing in options.routings
