@@ -79,11 +79,6 @@ def test_changes_since_an_earlier_report() -> None:
     assert "100.0% changed" in str(changed)
 
 
-def test_a_frozen_gate_may_stay_as_it_is() -> None:
-    layer = SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), rule="frozen")
-    assert describe(layer, since=describe(layer)).warnings == ()
-
-
 def test_a_routing_that_is_worth_nothing_is_warned_of() -> None:
     gate = TensorGate(4, 2, (5, 6), order="families", init="uniform")
     with torch.no_grad():

@@ -18,7 +18,3 @@ def test_gates_with_their_layers() -> None:
     assert choices["0"].shape == (1, 4, 5) and choices["0"].dtype == torch.int32
     assert torch.equal(choices["0"], fixed_choices(net)["0"])
     assert shared.training
-
-
-def test_a_net_without_gates() -> None:
-    assert layers_by_gate(nn.Conv2d(1, 1, 1)) == fixed_choices(nn.Conv2d(1, 1, 1)) == {}

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.optimize import linear_sum_assignment
 
 from smoe.diagnostics import match_experts, shared_choices
-from smoe.diagnostics._choices import _best_assignment
 
 
 @pytest.mark.parametrize("pixels", [(50,), (5, 10), (2, 5, 5)])
@@ -25,31 +23,6 @@ def test_partners_are_one_to_one() -> None:
     other = np.array([[0, 0, 0, 0, 0, 1]])
     assert match_experts(routing, other, 2).tolist() == [0, 1]
     assert shared_choices(routing, other, 2) == 4 / 6
-
-
-def test_unused_experts_get_the_partners_that_are_left() -> None:
-    routing, other = np.array([[0, 0, 2]]), np.array([[2, 2, 1]])
-    assert match_experts(routing, other, 4)[[0, 2]].tolist() == [2, 1]
-    assert sorted(match_experts(routing, other, 4)) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 40])
-def test_the_assignment_is_the_best(size: int) -> None:
-    rng = np.random.default_rng(size)
-    for _ in range(10):
-        gain = rng.integers(0, 20, (size, size))
-        columns = _best_assignment(gain)
-        assert sorted(columns) == list(range(size))
-        rows, best = linear_sum_assignment(gain, maximize=True)
-        assert gain[np.arange(size), columns].sum() == gain[rows, best].sum()
-
-
-def test_many_pixels_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    routing, other = rng.integers(0, 3, (1, 100)), rng.integers(0, 3, (1, 100))
-    whole = shared_choices(routing, other, 3)
-    monkeypatch.setattr("smoe.diagnostics._choices._PIXELS_AT_ONCE", 7)
-    assert shared_choices(routing, other, 3) == whole
 
 
 def test_other_grids_are_refused() -> None:

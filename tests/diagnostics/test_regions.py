@@ -13,38 +13,21 @@ REGIONS = np.array([[0, 0, 1], [0, 1, 1]])
 FUNCTIONS: list[Callable[..., Any]] = [region_information, regions_of_experts, region_agreement]
 
 
-def test_permuted_experts_agree_fully() -> None:
-    routing = np.array([2, 0])[REGIONS][None]
-    assert regions_of_experts(routing, REGIONS, 4).tolist() == [1, -1, 0, -1]
-    assert region_agreement(routing, REGIONS, 4) == 1.0
-
-
-def test_one_wrong_pixel() -> None:
-    # Expert 1 serves region 0 and one pixel of region 1: 5 of 6 agree.
-    routing = np.array([[[1, 1, 0], [1, 1, 0]]])
-    assert regions_of_experts(routing, REGIONS, 2).tolist() == [1, 0]
-    assert region_agreement(routing, REGIONS, 2) == 5 / 6
-
-
-def test_experts_may_share_a_region() -> None:
-    routing = np.array([[[0, 1, 2], [0, 2, 2]]])
-    assert regions_of_experts(routing, REGIONS, 3).tolist() == [0, 0, 1]
-    assert region_agreement(routing, REGIONS, 3) == 1.0
-
-
-def test_all_choices_of_a_pixel_count() -> None:
-    # Expert 0 serves every pixel, so it belongs to the first of two equal regions and is wrong at half of its pixels.
-    routing = np.array([[[0, 0, 0], [0, 0, 0]], [[1, 1, 2], [1, 2, 2]]])
-    assert regions_of_experts(routing, REGIONS, 3).tolist() == [0, 0, 1]
-    assert region_agreement(routing, REGIONS, 3) == 9 / 12
-
-
-def test_collapsed_routing_agrees_with_the_largest_region() -> None:
-    assert region_agreement(np.zeros((1, 1, 4), dtype=int), np.array([[0, 1, 1, 1]]), 3) == 0.75
-
-
-def test_equal_regions_go_to_the_lowest() -> None:
-    assert regions_of_experts(np.zeros((1, 2), dtype=int), np.array([1, 0]), 1).tolist() == [0]
+@pytest.mark.parametrize(
+    ("routing", "num_experts", "expected", "agreement"),
+    [
+        ([[[2, 2, 0], [2, 0, 0]]], 4, [1, -1, 0, -1], 1.0),
+        # Expert 1 serves region 0 and one pixel of region 1.
+        ([[[1, 1, 0], [1, 1, 0]]], 2, [1, 0], 5 / 6),
+        # Experts may share a region.
+        ([[[0, 1, 2], [0, 2, 2]]], 3, [0, 0, 1], 1.0),
+        # Expert 0 serves every pixel, so it belongs to the first of two equal regions and is wrong at half of them.
+        ([[[0, 0, 0], [0, 0, 0]], [[1, 1, 2], [1, 2, 2]]], 3, [0, 0, 1], 9 / 12),
+    ],
+)
+def test_regions_by_hand(routing: list, num_experts: int, expected: list[int], agreement: float) -> None:
+    assert regions_of_experts(np.array(routing), REGIONS, num_experts).tolist() == expected
+    assert region_agreement(np.array(routing), REGIONS, num_experts) == agreement
 
 
 def test_small_integer_types_do_not_overflow() -> None:

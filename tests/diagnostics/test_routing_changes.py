@@ -54,10 +54,6 @@ def test_a_shared_gate_counts_once_and_noise_is_no_change():
     assert gate.training
 
 
-def test_a_model_without_such_a_gate_says_nothing():
-    assert RoutingChanges(nn.Conv2d(1, 1, 1)).observe(nn.Conv2d(1, 1, 1)) == {}
-
-
 def test_goes_on_from_its_state():
     layer = _layer([[1.0, 1.0], [0.0, 0.0]], 1)
     changes = RoutingChanges(layer)

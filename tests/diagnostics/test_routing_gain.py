@@ -100,14 +100,6 @@ def test_what_a_convolution_can_do_is_found_on_every_geometry(geometry: str) -> 
     assert not found.helps and str(found).endswith("no better than a convolution, so the routing does not help")
 
 
-def smooth_noise(*shape: int) -> Tensor:
-    steps = torch.arange(-6, 7).float()
-    weights = torch.exp(-steps.square() / 8.0)
-    rows = F.conv2d(torch.randn(*shape), weights.view(1, 1, 1, -1), padding=(0, 6))
-    field = F.conv2d(rows, weights.view(1, 1, -1, 1), padding=(6, 0))
-    return field / field.std()
-
-
 def halves(x: Tensor) -> Tensor:
     """The left half smoothed, the right half sharpened."""
     smooth = F.avg_pool2d(x, 3, stride=1, padding=1)
@@ -136,29 +128,10 @@ def test_the_routing_helps_where_the_halves_were_found() -> None:
     assert found.helps and found.gain > 0.9
     assert "with the best single convolution in its place the loss is 0." in str(found)
     assert "the routing helps: it removes" in str(found)
-
-
-@pytest.mark.parametrize("data", ["smooth", "offset"])
-def test_the_routing_does_not_help_where_the_halves_were_not_found(data: str) -> None:
-    torch.manual_seed(0)
-    x = smooth_noise(128, 1, 16, 16) if data == "smooth" else torch.randn(128, 1, 16, 16) + 10.0
-    layer = SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=(16, 16))
-    train(layer, x, halves(x))
-    experts = layer.routing().indices[0].float()
-    assert (experts[:, :8].mean() - experts[:, 8:].mean()).abs() < 0.5
-    report = smoe.describe(layer, F.mse_loss, x[:32], halves(x[:32]))
-    assert report.gains is not None and not report.gains[0].helps
-    assert "the routing helps" not in str(report)
-
-
-def test_an_untrained_layer_and_a_frozen_random_gate_do_not_help() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(128, 1, 16, 16)
-    untrained = SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=(16, 16))
-    frozen = train(SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=(16, 16), rule="frozen"), x, halves(x))
-    for layer in (untrained, frozen):
-        (found,) = routing_gains(layer, F.mse_loss, x[:32], halves(x[:32]))
-        assert not found.helps
+    (untrained,) = routing_gains(
+        SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=(16, 16)), F.mse_loss, x[:32], halves(x[:32])
+    )
+    assert not untrained.helps
 
 
 def test_where_nothing_depends_on_the_place_the_routing_does_not_help() -> None:
@@ -222,7 +195,7 @@ def test_a_batch_whose_samples_are_not_along_the_first_axis_is_one_sample() -> N
     assert routing_gains(nn.Conv2d(1, 1, 1), F.mse_loss, x, x) == []
 
 
-@pytest.mark.parametrize("rule", ["rc", "probe", "frozen"])
+@pytest.mark.parametrize("rule", ["rc", "frozen"])
 def test_the_model_does_not_change(rule: str) -> None:
     shared = TensorGate(4, 2, (5, 6))
     net = nn.Sequential(

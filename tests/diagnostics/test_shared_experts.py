@@ -6,14 +6,6 @@ import pytest
 from smoe.diagnostics import neighbour_agreement, similarity_components
 
 
-def test_agreement_of_neighbours_on_a_line() -> None:
-    # Two of four experts at three pixels: {0, 1}, {1, 2}, {1, 2}.
-    routing = np.array([[0, 1, 1], [1, 2, 2]])
-    # The first shares one of two with its neighbour, the last both; the middle has both neighbours.
-    np.testing.assert_allclose(neighbour_agreement(routing, 4), [0.5, 0.75, 1.0])
-    np.testing.assert_allclose(neighbour_agreement(routing[:, None], 4), [[0.5, 0.75, 1.0]])
-
-
 def test_agreement_of_neighbours_equals_loops() -> None:
     routing = np.random.default_rng(0).random((4, 2, 3, 3)).argsort(axis=0)[:2]
     expected = np.zeros(routing.shape[1:])
@@ -28,9 +20,6 @@ def test_agreement_of_neighbours_equals_loops() -> None:
                     shares.append(len(own & others) / 2)
         expected[place] = np.mean(shares)
     np.testing.assert_allclose(neighbour_agreement(routing, 4), expected)
-
-
-def test_a_single_pixel_has_no_neighbour() -> None:
     assert neighbour_agreement(np.zeros((1, 1, 1), dtype=int), 2).tolist() == [[0.0]]
 
 
@@ -49,13 +38,6 @@ def test_pixels_that_share_experts_are_close(pixels: tuple[int, ...]) -> None:
     # In units of the first's deviation, and each smaller than the one before.
     deviations = components.reshape(3, -1).std(axis=1)
     assert deviations[0] == pytest.approx(1.0) and deviations[0] >= deviations[1] >= deviations[2]
-
-
-def test_pixels_without_weight_do_not_count() -> None:
-    routing = np.array([[0, 0, 1, 1, 2]])
-    weights = np.array([1.0, 1.0, 1.0, 1.0, 0.0])
-    counted = similarity_components(routing, 3, pixel_weights=weights)
-    assert (counted[:, :4] ** 2).mean(axis=1) == pytest.approx([1.0, 0.0, 0.0], abs=1e-12)
 
 
 def test_equal_pixels_have_no_components() -> None:

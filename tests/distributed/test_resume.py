@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 from torch import distributed, multiprocessing
 
+from launched_training import free_port
 from resumable_training import SHARDED, run_one_of_four, run_process, train
 from smoe.training.run_directory import Record, RunDirectory, load_checkpoint
 
@@ -25,12 +25,6 @@ def history(directory: Path) -> list[Record]:
 def weights(directory: Path, part: str = "model") -> dict[str, torch.Tensor]:
     state = load_checkpoint(RunDirectory(directory).last_checkpoint)
     return state["average"]["model"] if part == "average" else state[part]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def assert_equal(folder: Path, name: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ from torch import nn
 
 import smoe
 from smoe.nn._conversion_plan import Change, plan_conversion
-from smoe.options import Order
 from smoe.rules import Damping, RoutingClassification, Rule
 
 RC = RoutingClassification.released()
@@ -95,30 +95,29 @@ def test_everything_but_the_experts_is_kept(net: Net) -> None:
 
 
 @pytest.mark.parametrize("num_experts", [2.0, 1.4, 24])
-@pytest.mark.parametrize("order", ["index", "score", "families"])
-def test_a_start_from_the_filters_computes_the_same(net: Net, num_experts: float, order: Order) -> None:
+def test_a_start_from_the_filters_computes_the_same(net: Net, num_experts: float) -> None:
     net = net.eval()
-    converted = smoe.convert(net, example_input=X, num_experts=num_experts, start="filters", order=order, rule="frozen")
-    assert len(layers(converted)) == (9 if order == "families" and num_experts != 1.4 else 8)
+    converted = smoe.convert(net, example_input=X, num_experts=num_experts, start="filters", rule="frozen")
+    assert len(layers(converted)) == (8 if num_experts == 1.4 else 9)
     other = torch.randn(3, 3, 11, 14)
     torch.testing.assert_close(converted(other), net(other), rtol=1e-5, atol=1e-5)
     for layer in layers(converted).values():
-        chosen = layer.routing().indices
-        assert len(chosen.unique()) > layer.gate.num_selected
-    assert all(layer.gate.order == order for layer in layers(converted).values())
+        assert len(layer.routing().indices.unique()) > layer.gate.num_selected and layer.gate.order == "families"
 
 
-def test_filters_keep_their_channels_unless_the_rule_needs_another_order(net: Net) -> None:
-    for rule, order in (
-        ("end_to_end", "index"),
-        ("probe", "score"),
-        ("straight_through", "families"),
-    ):
-        converted = smoe.convert(net, example_input=X, start="filters", rule=rule)
-        assert {layer.gate.order for layer in layers(converted).values()} == {order}, rule
+def test_gates_of_the_user_serve_filters_too(net: Net) -> None:
+    land = torch.zeros(11, 14)
+    land[:, :7] = 1.0
+
+    def make_gate(num_experts: int, num_selected: int, grid: tuple[int, ...]) -> smoe.SpatialGate:
+        return smoe.FactorisedGate.from_prior(F.adaptive_avg_pool2d(land[None], grid)[0], num_experts, num_selected)
+
+    converted = smoe.convert(net, example_input=X, make_gate=make_gate, start="filters")
+    chosen = layers(converted)["first"].routing().indices % 2
+    assert chosen[:, :, :7].float().mean() > 0.8 and chosen[:, :, 7:].float().mean() < 0.2
 
 
-@pytest.mark.parametrize("rule", [RC, "rc", "probe", "straight_through", "end_to_end", "frozen"], ids=str)
+@pytest.mark.parametrize("rule", [RC, "rc", "straight_through", "end_to_end", "frozen"], ids=str)
 def test_every_rule_learns_on_from_the_filters(net: Net, rule: Rule | str) -> None:
     converted = smoe.convert(net, example_input=X, start="filters", rule=rule)
     torch.testing.assert_close(copy.deepcopy(converted).eval()(X), copy.deepcopy(net).eval()(X), rtol=1e-5, atol=1e-5)
@@ -147,25 +146,21 @@ def test_a_lone_convolution_is_converted() -> None:
         nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4), rule=RC, order="score"
     )
     assert isinstance(converted, smoe.SpatialMoE2d) and converted.gate.num_experts == 6
+    assert (converted.in_channels, converted.out_channels) == (2, 3)
 
 
-def test_a_prior_starts_the_gates_on_every_grid(net: Net) -> None:
-    land = torch.zeros(11, 14)
-    land[:, :7] = 1.0
-    converted = layers(smoe.convert(net, example_input=X, prior=land, rule=RC, order="score"))
-    chosen = converted["first"].routing().indices
-    assert (chosen[:, :, :7] >= 6).all() and (chosen[:, :, 7:] < 6).all()
-    with pytest.raises(ValueError, match="prior must be a map"):
-        smoe.convert(net, example_input=X, prior=land.long(), rule=RC, order="score")
-
-
-def test_contradictions_are_refused(net: Net) -> None:
-    with pytest.raises(ValueError, match="give one of them"):
-        smoe.convert(net, example_input=X, start="filters", prior=torch.zeros(11, 14), rule=RC, order="index")
-    with pytest.raises(ValueError, match="3 experts are fewer than its 6 filters"):
-        smoe.convert(net, example_input=X, num_experts=3, rule=RC, order="score")
-    with pytest.raises(ValueError, match="the model has none"):
-        smoe.convert(nn.Linear(3, 3), example_input=torch.randn(1, 3), rule=RC, order="score")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": "filter"}, "start must be one of random, filters, got 'filter'"),
+        ({"start": "filters", "order": "index"}, "leave order at 'families', got 'index'"),
+        ({"start": "filters", "make_gate": smoe.TensorGate}, "make_gate gave 'score'"),
+        ({"num_experts": 3}, "3 experts are fewer than its 6 filters"),
+    ],
+)
+def test_contradictions_are_refused(net: Net, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        smoe.convert(net, example_input=X, rule=RC, **options)
 
 
 def test_a_bias_belongs_to_the_channel_or_to_the_expert() -> None:
@@ -184,37 +179,12 @@ def test_a_bias_belongs_to_the_channel_or_to_the_expert() -> None:
         torch.testing.assert_close(layer.bias.grad, torch.full((3,), 40.0) if bias == "slot" else torch.tensor(served))
 
 
-def test_the_bias_of_a_grid_convolution_is_kept() -> None:
-    conv = smoe.nn.GridConv2d(2, 3, padding_mode="longitude", bias=True)
-    with torch.no_grad():
-        conv.bias.copy_(torch.tensor([1.0, -2.0, 0.5]))  # type: ignore[union-attr]
-    x = torch.randn(2, 2, 5, 4)
-    converted = smoe.convert(conv, example_input=x, start="filters", rule=RC, order="index")
-    torch.testing.assert_close(converted.eval()(x), conv(x))
-
-
-def test_the_strength_of_a_prior_and_the_smoothness_of_a_gate_are_options(net: Net) -> None:
-    land = torch.zeros(11, 14)
-    land[:, :7] = 1.0
-    chosen = (
-        layers(smoe.convert(net, example_input=X, prior=land, prior_strength=0.0, rule=RC, order="score"))["first"]
-        .routing()
-        .indices
-    )
-    assert (chosen[:, :, :7] < 6).any()
-    first = layers(
-        smoe.convert(net, example_input=X, gate_init="smooth", correlation_length=50.0, rule=RC, order="score")
-    )["first"]
-    # Over such a length every row is nearly constant in longitude.
-    assert first.gate.scores.std(dim=2).max() < 0.1  # type: ignore[operator]
-
-
 def test_what_is_frozen_stays_frozen_and_the_rest_learns() -> None:
     model = nn.Sequential(*(nn.Conv2d(2, 2, 3, padding=1) for _ in range(3)), nn.Conv2d(2, 2, 3, 2, 1))
     for conv in (model[0], model[3]):
         conv.requires_grad_(False)
     model[1].bias.requires_grad_(False)  # type: ignore[union-attr]
-    found = layers(smoe.convert(model, example_input=torch.randn(1, 2, 6, 6), start="filters", rule=RC, order="index"))
+    found = layers(smoe.convert(model, example_input=torch.randn(1, 2, 6, 6), start="filters", rule=RC))
     assert [layer.weight.requires_grad for layer in found.values()] == [False, True, True, False]
     assert [layer.bias.requires_grad for layer in found.values()] == [False, False, True, False]  # type: ignore[union-attr]
     # The first three share a gate; the fourth has its own, which serves frozen filters only.
@@ -251,18 +221,6 @@ def test_a_convolution_that_is_not_called_by_its_name_is_refused() -> None:
     with pytest.raises(ValueError, match="the network reaches conv in another way than by name"):
         smoe.convert(Hidden(), example_input=x, rule=RC, order="score")
     assert list(layers(smoe.convert(Hidden(), example_input=x, names="seen", rule=RC, order="score"))) == ["seen"]
-
-
-def test_a_start_must_be_one_of_two(net: Net) -> None:
-    with pytest.raises(ValueError, match="start must be one of random, filters, got 'filter'"):
-        smoe.convert(net, example_input=X, start="filter", rule=RC, order="score")  # type: ignore[arg-type]
-
-
-def test_a_network_may_ask_a_new_layer_for_its_channels() -> None:
-    converted = smoe.convert(
-        nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4), rule=RC, order="score"
-    )
-    assert (converted.in_channels, converted.out_channels) == (2, 3)
 
 
 class Random(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 import smoe
+from geometries import NETWORKS, make_network
 
 pytestmark = [
     # The tracer of torch 2.13 instantiates autograd functions, and its inductor imports scripted methods.
@@ -20,56 +20,12 @@ pytestmark = [
     # A program is copied with what torch itself no longer likes to construct.
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
 ]
-EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
-
-
-class OnGraph(nn.Module):
-    """A layer on a graph whose edges stay."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = smoe.GraphMoE.from_experts(3, 4, 2, num_nodes=5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features of the nodes to outputs of their experts."""
-        return self.layer(x, EDGES)
-
-
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "plane": (
-        lambda: smoe.SpatialMoE2d.from_experts(3, 7, 3, spatial_shape=(5, 9), padding_mode="longitude"),
-        (2, 3, 5, 9),
-    ),
-    "stride": (
-        lambda: smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=(3, 4), stride=2, expert_channels=2),
-        (2, 3, 5, 7),
-    ),
-    "affine": (lambda: smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=(5, 9), local_affine=True), (1, 3, 5, 9)),
-    "coarse": (lambda: smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=smoe.CoarseGate(6, 2, (5, 9))), (1, 3, 5, 9)),
-    "any experts": (
-        lambda: smoe.SpatialMoE(nn.Conv2d(3, 6, 3, padding=1), 6, 2, spatial_shape=(5, 9), rule="frozen"),
-        (2, 3, 5, 9),
-    ),
-    "line": (lambda: smoe.SpatialMoE1d.from_experts(3, 4, 2, spatial_shape=9), (2, 3, 9)),
-    "volume": (lambda: smoe.SpatialMoE3d.from_experts(3, 4, 2, spatial_shape=(3, 4, 5)), (2, 3, 3, 4, 5)),
-    "sphere": (lambda: smoe.HEALPixMoE.from_experts(3, 4, 2, nside=2), (1, 3, 12, 2, 2)),
-    "graph": (OnGraph, (2, 5, 3)),
-}
-
-
-def make(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """A frozen network and an input."""
-    torch.manual_seed(0)
-    build, shape = NETWORKS[name]
-    network = build()
-    for parameter in network.parameters():
-        nn.init.normal_(parameter)
-    return smoe.freeze(network).eval(), torch.randn(shape)
 
 
 def export(name: str, *, is_plain: bool) -> tuple[nn.Module, torch.Tensor, torch.export.ExportedProgram]:
     """A frozen network, an input, and its program."""
-    frozen, input = make(name)
+    network, input = make_network(name)
+    frozen = smoe.freeze(network)
     program = torch.export.export(frozen, (input,))
     return frozen, input, program.run_decompositions(smoe.ops.plain_operators()) if is_plain else program
 
@@ -86,10 +42,10 @@ def test_a_program_computes_the_same(name: str, is_plain: bool) -> None:
     assert not any("experts" in operator or "topk" in operator or "sort" in operator for operator in operators)
 
 
-@pytest.mark.parametrize("is_plain", [False, True], ids=["operators", "plain"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "is_plain"), [(name, number % 2 == 0) for number, name in enumerate(NETWORKS)])
 def test_a_program_takes_any_number_of_samples(name: str, is_plain: bool) -> None:
-    frozen, input = make(name)
+    network, input = make_network(name)
+    frozen = smoe.freeze(network)
     example = torch.randn(3, *input.shape[1:])
     # The lower bound: a program for one sample or more; torch.export takes 0 and 1 for special otherwise.
     program = torch.export.export(frozen, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
@@ -108,16 +64,10 @@ def test_the_training_form_is_plain_too() -> None:
     torch.testing.assert_close(program.module()(input), layer(input), rtol=1e-4, atol=1e-5)
 
 
-AHEAD_OF_TIME = [
-    # Each takes ten to twenty seconds, most of them in the C++ compiler.
-    pytest.param(name, is_plain, marks=() if (name, is_plain) == ("plane", False) else pytest.mark.slow)
-    for name in NETWORKS
-    for is_plain in (False, True)
-]
-
-
+@pytest.mark.slow  # some twenty seconds each, most of them in the C++ compiler
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
-@pytest.mark.parametrize(("name", "is_plain"), AHEAD_OF_TIME)
+@pytest.mark.parametrize("is_plain", [False, True], ids=["operators", "plain"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_package_compiled_ahead_of_time_computes_the_same(name: str, is_plain: bool, tmp_path: Path) -> None:
     frozen, input, program = export(name, is_plain=is_plain)
     with torch.no_grad():
@@ -125,7 +75,13 @@ def test_a_package_compiled_ahead_of_time_computes_the_same(name: str, is_plain:
     torch.testing.assert_close(torch._inductor.aoti_load_package(path)(input), frozen(input), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("unequal families", "sphere", "graph") else pytest.param(name, marks=pytest.mark.slow)
+        for name in NETWORKS
+    ],
+)
 def test_onnx_computes_the_same(name: str, tmp_path: Path) -> None:
     frozen, input, program = export(name, is_plain=True)
     exported = torch.onnx.export(program, (), dynamo=True, verbose=False)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import smoe
-from smoe import FixedGate, SpatialGate, SpatialMoE2d, TensorGate
+from smoe import SpatialGate, SpatialMoE2d, TensorGate
 from smoe.nn import NoisyGate
 from smoe.rules import RoutingClassification
 
@@ -50,15 +50,6 @@ def test_it_loads_back_into_all_its_layers(assign: bool) -> None:
         assert torch.equal(ours.scores, theirs.scores)  # type: ignore[arg-type]
 
 
-def test_a_state_dict_with_the_repetition_loads_too() -> None:
-    net, other = make_net(), make_net()
-    state = dict(net.state_dict())
-    for name in ("scores", "order_code"):
-        state[f"1.gate.{name}"] = state[f"0.gate.{name}"]
-    other.load_state_dict(state)
-    assert torch.equal(gates(other)[0].scores, gates(net)[0].scores)  # type: ignore[arg-type]
-
-
 def test_a_gate_that_is_missing_altogether_is_missed() -> None:
     net = make_net()
     state = net.state_dict()
@@ -77,12 +68,6 @@ def test_the_gate_within_a_noisy_gate_is_another_gate() -> None:
     )
     assert [key for key in net.state_dict() if key.endswith("scores")] == ["0.gate.gate.scores", "1.gate.scores"]
     net.load_state_dict(net.state_dict())
-
-
-def test_a_shared_fixed_gate_stands_once_too() -> None:
-    net = make_net(FixedGate.random(4, 2, (5, 5)))
-    assert [key for key in net.state_dict() if key.endswith("scores")] == ["0.gate.scores", "2.gate.scores"]
-    make_net(FixedGate.random(4, 2, (5, 5))).load_state_dict(net.state_dict())
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])

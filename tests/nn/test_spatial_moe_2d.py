@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,9 +77,7 @@ def test_evaluation_computes_the_same_and_damps_nothing(weighted):
     assert not torch.allclose(trained["weight.grad"], plain["weight.grad"])
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("expert_channels", [1, 2])
-@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("stride", "expert_channels", "training"), [(1, 2, True), (2, 1, False)])
 def test_gradcheck_weighted(stride, expert_channels, training):
     torch.manual_seed(1)
     layer = smoe.SpatialMoE2d.from_experts(
@@ -103,20 +98,6 @@ def test_gradcheck_weighted(stride, expert_channels, training):
 
     x = torch.randn(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(output, (x, layer.weight, gate_scores(layer)))
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("rule", ["end_to_end", "frozen"])
-def test_gradcheck_unweighted(rule, training):
-    gate = smoe.FixedGate.random(3, 2, (3, 4))
-    layer = smoe.SpatialMoE2d.from_experts(2, 3, 2, gate=gate, padding_mode="longitude", rule=rule).double()
-    layer.train(training)
-
-    def output(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(layer, {"weight": weight}, (x,))
-
-    x = torch.randn(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(output, (x, layer.weight))
 
 
 @pytest.mark.parametrize(
@@ -183,14 +164,6 @@ def test_the_next_layer_may_work_in_place():
         assert torch.equal(parameter.grad, gradient)
 
 
-def test_experts_start_with_the_kaiming_bound():
-    torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d.from_experts(4, 64, 2, (3, 5), spatial_shape=(2, 2), rule=RC, order="score")
-    # gain sqrt(2) and fan-in 4 * 3 * 5
-    bound = (6 / 60) ** 0.5
-    assert 0.99 * bound < layer.weight.abs().max() <= bound
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
 def test_an_input_of_integers_is_refused(dtype):
     x = torch.ones(2, 1, 4, 4, dtype=dtype)
@@ -198,22 +171,6 @@ def test_an_input_of_integers_is_refused(dtype):
     for gate in (layer.gate, ConvGate(1, 3, 1)):
         with pytest.raises(ValueError, match=f"SpatialMoE2d needs a floating-point input, got {dtype}"):
             smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate, rule=RC)(x)
-
-
-@pytest.mark.parametrize("gate", ["tensor", "conv"])
-@pytest.mark.parametrize("expert_channels", [1, 2])
-def test_transforms_of_functions_in_evaluation(expert_channels, gate):
-    torch.manual_seed(0)
-    one = smoe.TensorGate(3, 2, (4, 5)) if gate == "tensor" else ConvGate(1, 3, 2)
-    layer = smoe.SpatialMoE2d.from_experts(
-        1, 3, 2, gate=one, expert_channels=expert_channels, rule=RC, bias=True
-    ).eval()
-    x = torch.randn(2, 1, 4, 5)
-    expected = torch.autograd.functional.jacobian(layer, x)
-    torch.testing.assert_close(torch.func.jacrev(layer)(x), expected)
-    loss, gradient = torch.func.grad_and_value(lambda x: layer(x).square().sum())(x)[::-1]
-    torch.testing.assert_close(loss, layer(x).square().sum())
-    torch.testing.assert_close(gradient, 2 * torch.einsum("bchw,bchwBCHW->BCHW", layer(x), expected))
 
 
 def test_the_layer_is_called_like_a_convolution():
@@ -248,17 +205,6 @@ def test_both_ways_to_make_a_layer_agree():
         assert torch.equal(layer(x), bank(x))
     # Other rules keep the channels' candidates apart too.
     assert smoe.SpatialMoE2d(1, 4, spatial_shape=(4, 5), rule="rc").gate.order == "families"
-
-
-def test_copies_of_both_ways_compute_the_same():
-    x = torch.randn(2, 1, 4, 5)
-    for layer in (
-        smoe.SpatialMoE2d(1, 4, spatial_shape=(4, 5)),
-        smoe.SpatialMoE2d.from_experts(1, 6, 2, spatial_shape=(4, 5), rule="rc", weighted=True),
-    ):
-        layer.eval()
-        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-            assert torch.equal(other(x), layer(x)) and other.stride == layer.stride
 
 
 def test_input_without_a_batch():

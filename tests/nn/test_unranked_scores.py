@@ -37,8 +37,7 @@ def make(name: str, value: float) -> smoe.SpatialMoE2d:
     return layer
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize(("name", "value"), [*zip(GATES, [torch.nan, torch.inf, -torch.inf] * 2, strict=True)])
 def test_a_plain_program_marks_the_pixel(name: str, value: float) -> None:
     layer, input = make(name, value), torch.randn(2, 3, *GRID)
     program = torch.export.export(layer, (input,)).run_decompositions(smoe.ops.plain_operators())
@@ -47,7 +46,7 @@ def test_a_plain_program_marks_the_pixel(name: str, value: float) -> None:
     assert is_marked.sum() == is_marked[:, :, 1, 2].numel()
 
 
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", ["seldom sorted", "families", "factorised"])
 def test_an_exported_program_raises_and_leaves_gradients_on(name: str) -> None:
     layer, input = make(name, torch.nan), torch.randn(2, 3, *GRID)
     program = torch.export.export(layer, (input,)).module()

@@ -4,15 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from definitions import loop_quantile
 from smoe.ops import error_quantile
 from smoe.ops._quantile import _partition_rows
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.1, 0.3, 0.5, 0.7, 0.999, 1.0])
-@pytest.mark.parametrize("size", [1, 2, 3, 11, 4096])
+@pytest.mark.parametrize("quantile", [0.0, 0.3, 0.999, 1.0])
+@pytest.mark.parametrize("size", [1, 2, 11, 4096])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equals_torch_quantile(dtype, size, quantile):
     torch.manual_seed(size)
@@ -31,23 +29,8 @@ def test_half_precision_counts_in_float32(dtype):
     torch.testing.assert_close(actual, errors.float().flatten(1).quantile(0.3, dim=1))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    values=st.lists(st.integers(-5, 5), min_size=1, max_size=30), quantile=st.floats(0.0, 1.0, allow_subnormal=False)
-)
-def test_equals_the_definition(values, quantile):
-    actual = error_quantile(torch.tensor([values], dtype=torch.float64), quantile)
-    assert float(actual) == pytest.approx(loop_quantile([float(value) for value in values], quantile), abs=1e-12)
-
-
-def test_each_sample_has_its_own_quantile_over_all_its_dimensions():
-    errors = torch.arange(24.0).reshape(2, 2, 3, 2)
-    # Ranks 0..11: the median is between the 5th and the 6th.
-    assert error_quantile(errors, 0.5).tolist() == [5.5, 17.5]
-
-
-@pytest.mark.parametrize("quantile", [0.0, 0.25, 0.3, 0.9, 1.0])
-@pytest.mark.parametrize("position", [0, 2, 4])
+@pytest.mark.parametrize("quantile", [0.0, 0.25, 0.9])
+@pytest.mark.parametrize("position", [0, 4])
 def test_a_nan_is_never_silent(position, quantile):
     # With five errors, 0, 0.25 and 1 fall on a rank and need no interpolation.
     errors = torch.arange(10.0).reshape(2, 5)
@@ -73,30 +56,6 @@ def test_over_2_to_the_24_elements():
     assert float(actual) == pytest.approx(0.3 * (size - 1), rel=1e-15)
 
 
-def test_input_is_left_alone_and_may_be_strided():
-    errors = torch.randn(6, 4, dtype=torch.float64).t()
-    before = errors.clone()
-    torch.testing.assert_close(error_quantile(errors, 0.4), before.quantile(0.4, dim=1))
-    assert torch.equal(errors, before)
-
-
-class _Operators(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def test_is_a_selection_and_not_a_sort():
-    with _Operators() as operators:
-        error_quantile(torch.rand(2, 50), 0.3)
-    assert any("error_quantile" in name for name in operators.names)
-    assert not any("sort" in name or "aten.quantile" in name for name in operators.names)
-
-
 def test_operator_is_well_defined_for_compilers():
     for errors in (torch.rand(3, 2, 5), torch.rand(3, 7).half(), torch.rand(5, 2, dtype=torch.float64).t()):
         torch.library.opcheck(torch.ops.smoe.error_quantile.default, (errors, 0.3))
@@ -113,7 +72,7 @@ def test_wrong_arguments():
         error_quantile(torch.rand(3), 0.3)
 
 
-@pytest.mark.parametrize("share_of_zeros", [0.0, 0.25, 0.3, 0.35, 0.9, 1.0])
+@pytest.mark.parametrize("share_of_zeros", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("quantile", [0.0, 0.3, 0.7, 1.0])
 def test_many_equal_values(share_of_zeros: float, quantile: float) -> None:
     # Each row has another number of zeros around the share, so that ranks fall before, on and behind the last zero.

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from smoe.ops import output_grid, wrap_padding
+from smoe.ops import wrap_padding
 from smoe.ops._conv_kernels import unwrap_padding
 
 INPUT = torch.arange(12.0).reshape(1, 1, 3, 4)
@@ -28,21 +27,14 @@ def test_axes_that_wrap(kernel_size, padding_mode):
             assert padded[0, 0, i + rows, j + columns] == INPUT[0, 0, i % 3, j % 4]
 
 
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 2, 5, 6, 7])
-def test_output_grid_is_that_of_the_convolution(size, stride):
-    convolved = F.conv2d(torch.zeros(1, 1, size, size + 1), torch.zeros(1, 1, 3, 5), stride=stride, padding=(1, 2))
-    assert output_grid(size, size + 1, stride) == tuple(convolved.shape[2:])
-
-
 def test_unknown_mode():
     with pytest.raises(ValueError, match="zeros, circular, longitude, got 'reflect'"):
         wrap_padding(INPUT, (3, 3), "reflect")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular", "longitude"])
-@pytest.mark.parametrize("kernel_size", [(1, 1), (3, 5), (5, 3), (1, 13), (17, 7)])
-@pytest.mark.parametrize("grid", [(4, 6), (1, 3), (2, 1), (3, 2)])
+@pytest.mark.parametrize("kernel_size", [(3, 5), (17, 7)])
+@pytest.mark.parametrize("grid", [(4, 6), (2, 1)])
 def test_unwrapping_is_the_derivative_of_wrapping(grid, kernel_size, padding_mode):
     values = torch.randn(2, 3, *grid, dtype=torch.float64, requires_grad=True)
     padded, _ = wrap_padding(values, kernel_size, padding_mode)

@@ -54,7 +54,7 @@ def compare_with_definition(
 
 
 @pytest.mark.parametrize("padding_mode", PADDING_MODES)
-@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 1), (2, 2)])
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1)])
 def test_kernel_larger_than_the_grid(grid, padding_mode):
     compare_with_definition(2, 1, grid, 3, 2, kernel_size=(7, 5), padding_mode=padding_mode)
 
@@ -84,7 +84,7 @@ def draw_and_compare(data: st.DataObject) -> None:
     )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_shape_and_option(data):
     draw_and_compare(data)
@@ -95,23 +95,6 @@ def test_any_shape_and_option(data):
 @given(data=st.data())
 def test_any_shape_and_option_a_thousand_times(data):
     draw_and_compare(data)
-
-
-def test_channels_of_a_pixel_follow_its_indices():
-    # Expert x multiplies by 10 ** x.
-    weight = torch.tensor([1.0, 10.0, 100.0]).reshape(3, 1, 1, 1)
-    indices = torch.tensor([[[2, 0], [1, 2]]])
-    output = routed_conv2d(torch.tensor([[[[3.0, 5.0]]]]), weight, indices)
-    assert output.tolist() == [[[[300.0, 5.0]], [[30.0, 500.0]]]]
-
-
-def test_longitude_wraps_the_width_and_pads_the_height_with_zeros():
-    # A kernel that adds the left and the upper neighbour.
-    weight = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]).reshape(1, 1, 3, 3)
-    values = torch.tensor([[[[1.0, 2.0], [10.0, 20.0]]]])
-    output = routed_conv2d(values, weight, torch.zeros(1, 1, 4, dtype=torch.int32), padding_mode="longitude")
-    # Row 0: left neighbours 2, 1 and nothing above; row 1: left neighbours 20, 10 and above 1, 2.
-    assert output.tolist() == [[[[2.0, 1.0], [21.0, 12.0]]]]
 
 
 INPUT, WEIGHT, INDICES = torch.zeros(2, 3, 4, 5), torch.zeros(6, 3, 3, 3), torch.zeros(1, 1, 20, dtype=torch.int32)
@@ -174,9 +157,13 @@ def test_the_operator_itself_refuses_indices_that_the_kernels_would_misread(bad)
         torch.ops.smoe.routed_conv2d(INPUT, WEIGHT, bad, 1, 1, "zeros", None)
 
 
-@pytest.mark.parametrize("per_sample", [False, True])
-@pytest.mark.parametrize("padding_mode", PADDING_MODES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "padding_mode", "per_sample"),
+    [
+        *[(torch.float32, "zeros", False), (torch.float32, "longitude", True)],
+        *[(torch.float64, "circular", True), (torch.bfloat16, "zeros", False)],
+    ],
+)
 def test_operators_are_well_defined_for_compilers_in_both_memory_formats(dtype, padding_mode, per_sample):
     indices = torch.rand(2 if per_sample else 1, 3, 20).topk(2, dim=1).indices.int()
     for memory_format in (torch.contiguous_format, torch.channels_last):
@@ -270,46 +257,6 @@ def test_bad_routings_are_refused_with_their_place() -> None:
             routed_conv2d(input, weight, bad.long())
     with pytest.raises(ValueError, match="indices must be int32 or int64"):
         routed_conv2d(input, weight, indices.short())
-
-
-@pytest.mark.parametrize("expert_channels", [1, 3])
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_routing_in_int64_is_the_same(batched: bool, expert_channels: int) -> None:
-    input, weight, _ = make()
-    indices = torch.rand(1, 6 // expert_channels, 35).topk(2, dim=1).indices
-    if batched:
-        indices = indices.expand(3, -1, -1)
-    results = []
-    for routing in (indices, indices.int()):
-        leaves = (input.clone().requires_grad_(), weight.clone().requires_grad_())
-        output = routed_conv2d(*leaves, routing, expert_channels=expert_channels, check_indices=False)
-        output.square().sum().backward()
-        results.append([output, *(leaf.grad for leaf in leaves)])
-    for one, other in zip(*results, strict=True):
-        assert one is not None and other is not None and torch.equal(one, other)
-
-
-def test_compiles_in_one_graph_forward_and_backward() -> None:
-    input, weight, indices = make(C=8, E=4)
-    compiled = torch.compile(routed_conv2d, fullgraph=True, backend="aot_eager")
-    results = []
-    for function in (routed_conv2d, compiled):
-        x, w = input.clone().requires_grad_(), weight.clone().requires_grad_()
-        output = function(x, w, indices)
-        output.square().sum().backward()
-        results.append((output, x.grad, w.grad))
-    for ours, theirs in zip(*results, strict=True):
-        assert ours is not None and theirs is not None and torch.equal(ours, theirs)
-
-
-def test_exports_with_a_dynamic_batch() -> None:
-    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(5, 6)).eval()
-    batch = torch.export.Dim("batch", min=1, max=64)
-    program = torch.export.export(layer, (torch.randn(3, 2, 5, 6),), dynamic_shapes=({0: batch},))
-    assert "smoe.routed_conv2d" in str(program.graph)
-    for size in (1, 3, 17):
-        input = torch.randn(size, 2, 5, 6)
-        assert torch.equal(program.module()(input), layer(input))
 
 
 def test_a_nan_in_a_compiled_or_exported_layer_is_refused() -> None:

@@ -26,6 +26,18 @@ def loop_quantile(values: list[float], quantile: float) -> float:
     return ranked[rank] + (position - rank) * (ranked[rank + 1] - ranked[rank])
 
 
+def compare_gradients(
+    output: torch.Tensor, expected: torch.Tensor, tensors: list[torch.Tensor], tolerance: float | None = None
+) -> None:
+    """Compares two outputs, and their gradients by the tensors for one random error."""
+    torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+    error = torch.randn_like(output)
+    found, wanted = (torch.autograd.grad(each, tensors, error, allow_unused=True) for each in (output, expected))
+    for one, other, tensor in zip(found, wanted, tensors, strict=True):
+        parts = (torch.zeros_like(tensor) if part is None else part for part in (one, other))
+        torch.testing.assert_close(*parts, rtol=tolerance, atol=tolerance)
+
+
 def loop_top_experts(scores: torch.Tensor, num_selected: int, order: str = "score") -> torch.Tensor:
     """Experts with the highest scores at each pixel of `(S, X, P)`, int32; of equal scores, the lower number."""
     num_samples, num_experts, num_pixels = scores.shape

@@ -1,4 +1,4 @@
-"""Trains networks whole (DistributedDataParallel) and sharded (FSDP2): run by `tests/distributed/test_sharding.py`.
+"""Trains networks in several processes, whole (DistributedDataParallel) and sharded (FSDP2); see `tests/distributed`.
 
 Here and not in the test file: a spawned process imports it by name.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,43 +23,55 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import smoe
-from smoe.rules import Probing
-from smoe_paper.baselines.gates import ConvGate
+from smoe.nn import _gate as banded
+from smoe.training.evaluation import WeightAverage
+from smoe.training.plan import TrainingPlan
+from smoe_paper.baselines.gates import ConvGate, LinearGate
 
 GRID = (6, 7)
 NUM_STEPS, BATCH = 6, 8
 
 
-def pair(first: nn.Module, second: nn.Module) -> nn.Sequential:
-    for layer in (first, second):
-        # Experts of a family start equal, which gives the gates nothing to learn.
-        nn.init.normal_(layer.get_parameter("weight"), std=0.3)
-    return nn.Sequential(first, nn.Tanh(), second).double()
+class OnGraph(nn.Module):
+    """Two layers on a ring of nodes that share a gate; what follows the first one changes its output in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nodes = torch.arange(12)
+        self.edges = torch.stack([nodes, nodes.roll(1)])
+        gate = smoe.TensorGate(5, 2, (12,))
+        self.first, self.second = (smoe.GraphMoE.from_experts(channels, 5, 2, gate=gate) for channels in (1, 2))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Nodes of each sample to outputs."""
+        return torch.stack([self.second(self.first(x, self.edges).tanh_(), self.edges) for x in input])
 
 
-def own_gates(rule: str | None = None, num_experts: int = 6, **options: Any) -> nn.Sequential:
-    layers = [
-        smoe.SpatialMoE2d.from_experts(c, num_experts, 2, spatial_shape=GRID, rule=rule, **options) for c in (1, 2)
-    ]
-    return pair(*layers)
+def layers(kind: Any = smoe.SpatialMoE2d, **options: Any) -> nn.Sequential:
+    """Two layers that share a gate, and one with a gate of its own."""
+    options = options if "nside" in options else {"spatial_shape": GRID, **options}
+    first = kind.from_experts(1, 5, 2, **options)
+    shared = {name: value for name, value in options.items() if name not in ("spatial_shape", "order")}
+    second = kind.from_experts(2, 5, 2, gate=first.gate, **shared)
+    return nn.Sequential(first, nn.Tanh(), second, kind.from_experts(2, 3, 2, **options))
 
 
-def one_gate(rule: str, gate: smoe.SpatialGate | None = None, **options: Any) -> nn.Sequential:
-    gate = smoe.TensorGate(5, 2, GRID) if gate is None else gate
-    return pair(*(smoe.SpatialMoE2d.from_experts(c, 5, 2, gate=gate, rule=rule, **options) for c in (1, 2)))
+def with_gate(gate: smoe.SpatialGate, **options: Any) -> nn.Sequential:
+    """A layer between others, of which the last one has one row: a second process holds none of it."""
+    layer = smoe.SpatialMoE2d.from_experts(2, gate.num_experts, gate.num_selected, gate=gate, **options)
+    norm = nn.BatchNorm2d(gate.num_selected)
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), layer, norm, nn.Conv2d(gate.num_selected, 1, 1))
 
 
-def one_embedding() -> nn.Sequential:
-    """Two gates that share what they know of the pixels, and a layer after them with a gate of its own."""
-    embedding = smoe.PixelEmbedding(4, GRID, init="kaiming")
-    gates = [smoe.FactorisedGate(4, 2, embedding=embedding) for _ in range(2)]
-    net = pair(*(smoe.SpatialMoE2d.from_experts(c, 4, 2, gate=gate) for c, gate in zip((1, 2), gates, strict=True)))
-    return nn.Sequential(net, smoe.SpatialMoE2d.from_experts(2, 3, 2, spatial_shape=GRID, local_affine=True)).double()
+def converted() -> nn.Module:
+    """Gates that share an embedding."""
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1))
+    return smoe.convert(plain, example_input=torch.zeros(2, 1, *GRID))
 
 
-def idle_experts() -> nn.Sequential:
+def idle_experts() -> nn.Module:
     """Experts that serve no pixel, and start anew; with noise that each process draws by itself."""
-    net = own_gates("straight_through(noise=0.01, patience=2)", local_affine=True)
+    net = layers(rule="straight_through(noise=0.01, patience=2)")
     with torch.no_grad():
         for gate in smoe.diagnostics.layers_by_gate(net):
             gate.get_buffer("embedding.values").fill_(1.0)
@@ -66,59 +79,78 @@ def idle_experts() -> nn.Sequential:
     return net
 
 
-def families() -> nn.Sequential:
-    gate = smoe.TensorGate(5, 2, GRID, order="families")
-    return one_gate("straight_through(noise=0.0)", gate, weighted=True, expert_channels=1)
+@dataclass(frozen=True)
+class Case:
+    """A network and the shape of a sample.
+
+    Attributes:
+        net: Makes the network.
+        shape: Shape of a sample.
+        learns: Whether a gate learns.
+        bands: Scores that a gate holds at a time, to make small gates work as large ones do.
+        is_stored: Store it by `torch.distributed.checkpoint`.
+        compiled: Compile the passes.
+    """
+
+    net: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (1, *GRID)
+    learns: bool = True
+    bands: int = 1 << 25
+    is_stored: bool = False
+    compiled: bool = False
 
 
-def own_unit_and_rest() -> nn.Sequential:
-    """Layers of other kinds around an SMoE layer, with a gate that looks at its input."""
-    gate = smoe.nn.NoisyGate(ConvGate(2, 3, 2), std=0.1)
-    layer = smoe.SpatialMoE2d.from_experts(2, 3, 2, gate=gate, rule="rc", damping="damping(factor=0.1)", weighted=True)
-    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), layer, nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1)).double()
-
-
-NETS: dict[str, Callable[[], nn.Module]] = {
-    "rc, shared gate, damping": lambda: one_gate("rc", damping="damping(factor=0.1)"),
-    "rc, own gates": lambda: own_gates("rc", order="score"),
-    "end_to_end, weighted": lambda: one_gate("end_to_end", weighted=True),
-    "straight_through, default": lambda: own_gates(),
-    "straight_through, table of families": families,
-    "straight_through, shared embedding": one_embedding,
-    "straight_through, restarts": idle_experts,
-    "probe, shared gate": lambda: one_gate(Probing(window=2)),  # type: ignore[arg-type]
-    "probe, restarts": lambda: own_gates(Probing(window=2), 24),  # type: ignore[arg-type]
-    "frozen": lambda: own_gates("frozen"),
-    "other layers": own_unit_and_rest,
+CASES = {
+    "default": Case(layers, is_stored=True),
+    "rc, damping": Case(lambda: layers(rule="rc", order="score", damping="damping(factor=0.1)"), is_stored=True),
+    "end_to_end, weighted": Case(lambda: layers(rule="end_to_end", weighted=True)),
+    "table of families": Case(lambda: with_gate(smoe.TensorGate(5, 2, GRID, order="families"), weighted=True)),
+    "restarts": Case(idle_experts),
+    "frozen": Case(lambda: layers(rule="frozen"), learns=False),
+    "line, in bands": Case(lambda: layers(smoe.SpatialMoE1d, spatial_shape=(9,)), (1, 9), bands=40),
+    "volume": Case(lambda: layers(smoe.SpatialMoE3d, spatial_shape=(3, 4, 5)), (1, 3, 4, 5)),
+    "HEALPix": Case(lambda: layers(smoe.HEALPixMoE, nside=2), (1, 48)),
+    "graph": Case(OnGraph, (12, 1)),
+    "coarse gate, in bands": Case(lambda: with_gate(smoe.CoarseGate(6, 2, GRID, factor=2)), bands=40),
+    "noisy gate": Case(lambda: with_gate(smoe.nn.NoisyGate(ConvGate(2, 3, 2), std=0.1), rule="rc", weighted=True)),
+    "linear gate": Case(lambda: with_gate(LinearGate(2, 4, 2, GRID), rule="rc"), compiled=True),
+    "decided gate": Case(lambda: with_gate(smoe.DecidedGate(torch.zeros(1, *GRID, dtype=torch.long), 4)), learns=False),
+    "one embedding": Case(converted, is_stored=True),
 }
-# Rules that draw nothing, and learn from all samples: their results do not depend on the number of processes.
-DETERMINED = ("rc", "end_to_end", "frozen", "straight_through, default", "straight_through, shared embedding")
+
+
+def shard_children(net: nn.Module) -> nn.Module:
+    """Some units are the user's, and `smoe.nn.shard` makes the rest."""
+    for name in ("0", "1", "3"):
+        fully_shard(net.get_submodule(name))
+    return smoe.nn.shard(net)
+
+
 WRAPPERS: dict[str, Callable[..., Any]] = {
     "whole": DistributedDataParallel,
     "one unit": fully_shard,
     "layers": smoe.nn.shard,
+    "own units": shard_children,
 }
 
 
-def make_net(name: str) -> nn.Module:
+def make_net(case: Case) -> nn.Module:
     torch.manual_seed(0)
-    return NETS[name]()
+    net = case.net().double()
+    for parameter in net.parameters():
+        # Experts of a family start equal, which gives the gates nothing to learn.
+        nn.init.normal_(parameter, std=0.3)
+    return net
 
 
-def make_data() -> tuple[torch.Tensor, torch.Tensor]:
+def train(net: nn.Module, shape: tuple[int, ...], share: slice, optimizer: Any = None) -> torch.optim.Optimizer:
+    """Steps of two parts with clipped gradients."""
+    optimizer = optimizer or torch.optim.Adam(net.parameters(), lr=0.02)
     generator = torch.Generator().manual_seed(1)
-    shape = (NUM_STEPS, BATCH)
-    return (
-        torch.randn(*shape, 1, *GRID, dtype=torch.float64, generator=generator),
-        torch.randn(*shape, 2, *GRID, dtype=torch.float64, generator=generator),
-    )
-
-
-def train(net: nn.Module, share: slice, optimizer: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
-    """Steps with clipped gradients; every other one of two batches."""
-    optimizer = optimizer or torch.optim.Adam(net.parameters(), lr=0.05)
-    for step, (x, target) in enumerate(zip(*make_data(), strict=True)):
-        (F.mse_loss(net(x[share]), target[share]) * 100.0).backward()
+    torch.manual_seed(distributed.get_rank())  # the processes draw different noise
+    for step in range(NUM_STEPS):
+        x = torch.randn(BATCH, *shape, dtype=torch.float64, generator=generator)[share]
+        (net(x) - x.sum().sin()).square().mean().mul(10.0).backward()
         if step % 2:
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
@@ -138,136 +170,145 @@ def num_stored(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return sum((value.to_local() if isinstance(value, DTensor) else value).numel() for value in values)
 
 
-def run_process(rank: int, num_processes: int, port: int, directory: str) -> None:
-    """What each of several processes does."""
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], place: str, **tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        # Each process has running statistics of its own; FSDP averages no buffers.
+        if "running" not in key:
+            torch.testing.assert_close(
+                ours[key], value, **(tolerance or {"rtol": 1e-9, "atol": 1e-11}), msg=f"{place}: {key}"
+            )
+
+
+def run_process(rank: int, num_processes: int, port: int, directory: str, resumes: bool = False) -> None:
+    """What each of several processes does; those that resume continue what others have stored."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=num_processes)
     share = slice(rank, None, num_processes)
     try:
-        results: dict[tuple[str, str], Any] = {}
-        for name in NETS:
-            for wrapper, wrap in WRAPPERS.items():
-                net = wrap(make_net(name))
-                torch.manual_seed(rank)  # the processes draw different noise
-                optimizer = train(net, share)
-                results[name, wrapper] = (whole_state(net), num_stored(net, optimizer))
-                if wrap is smoe.nn.shard:
-                    check_directory(name, net, optimizer, Path(directory) / name)
-                del net, optimizer
-        torch.save(results, Path(directory) / f"{rank}.pt")
-        check_precision(share)
-        check_access(share)
+        for name, case in CASES.items():
+            banded._MAX_SCORES = case.bands
+            if not resumes:
+                check_case(name, case, share, Path(directory) / name)
+            elif case.is_stored:
+                check_resumed(name, case, share, Path(directory) / name)
+        if not resumes:
+            check_precision(share)
+            check_access(share)
         gc.collect()
         distributed.barrier()
     finally:
         distributed.destroy_process_group()
 
 
+def check_case(name: str, case: Case, share: slice, folder: Path) -> None:
+    """A network trains sharded as whole, and so does its moving average."""
+    start, expected, num_whole = make_net(case).state_dict(), {}, 0
+    for wrapper, wrap in WRAPPERS.items():
+        if wrapper == "own units" and "gate" not in name:
+            continue  # layers that share a gate must be one unit
+        plain = make_net(case)
+        average = WeightAverage(plain, TrainingPlan(average_every=1, average_decay=0.9, batch_size=1, max_epochs=1))
+        net = wrap(plain)
+        average.model = average.model if wrapper == "whole" else smoe.nn.shard(average.model)
+        if case.compiled:
+            net.compile(backend="aot_eager")
+        optimizer = train(net, case.shape, share)
+        average.observe(plain, 2, 1)
+        state = {**whole_state(net), **{f"average {key}": v for key, v in whole_state(average.model).items()}}
+        if wrapper == "whole":
+            expected, num_whole = state, num_stored(net, optimizer)
+            learned = [key for key in start if "gate" in key and not torch.equal(expected[key], start[key])]
+            assert bool(learned) == case.learns, f"{name}: {learned}"
+            continue
+        assert_same(state, expected, f"{name}, {wrapper}")
+        # Uneven shards: at most one more row of each tensor than half of them.
+        assert num_stored(net, optimizer) < 0.8 * num_whole, name
+        if wrapper == "layers" and case.is_stored:
+            check_directory(name, case, net, optimizer, share, folder)
+    if name == "restarts":
+        assert not torch.allclose(expected["0.weight"][1], start["0.weight"][1], atol=0.3), "no expert was restarted"
+
+
 def load_directory(net: nn.Module, folder: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Loads what `torch.distributed.checkpoint` has stored, in one process or several, sharded or not."""
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
     model, kept = get_state_dict(net, optimizer)
     checkpoint.load({"model": model, "optimizer": kept}, checkpoint_id=folder)
     set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=kept)
     return net, optimizer
 
 
-def check_directory(name: str, net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+def check_directory(name: str, case: Case, net: nn.Module, optimizer: Any, share: slice, folder: Path) -> None:
     """A directory of `torch.distributed.checkpoint`: training goes on from it as if it had not been stopped."""
     model, kept = get_state_dict(net, optimizer)
     checkpoint.save({"model": model, "optimizer": kept}, checkpoint_id=folder)
-    rank, num_processes = distributed.get_rank(), distributed.get_world_size()
-    stored = whole_state(net)
-    if rank == 0:
-        torch.save(stored, folder / "stored.pt")
-    states = []
-    for each, used in ((net, optimizer), load_directory(smoe.nn.shard(make_net(name)), folder)):
-        torch.manual_seed(rank)
-        train(each, slice(rank, None, num_processes), used)
+    stored, states = whole_state(net), []
+    for each, used in ((net, optimizer), load_directory(smoe.nn.shard(make_net(case)), folder)):
+        train(each, case.shape, share, used)
         states.append(whole_state(each))
-    if rank == 0:
-        torch.save(states[0], folder / "continued.pt")
-    for key, value in states[0].items():
-        # Each process has running statistics of its own; those of one of them are stored.
-        if "running" not in key:
-            assert torch.equal(states[1][key], value), f"{name}: {key}"
+    if distributed.get_rank() == 0:
+        torch.save((stored, states[0]), folder / "states.pt")
+    assert_same(states[1], states[0], name, rtol=0.0, atol=0.0)
 
 
-def resume_in_other_processes(rank: int, num_processes: int, port: int, directory: str) -> None:
-    """What each of more processes does: it continues what fewer have stored."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", rank=rank, world_size=num_processes)
-    try:
-        for name in NETS:
-            net, optimizer = load_directory(smoe.nn.shard(make_net(name)), Path(directory) / name)
-            for key, value in torch.load(Path(directory) / name / "stored.pt").items():
-                assert "running" in key or torch.equal(whole_state(net)[key], value), f"{name}: {key}"
-            torch.manual_seed(rank)
-            train(net, slice(rank, None, num_processes), optimizer)
-            state, expected = whole_state(net), torch.load(Path(directory) / name / "continued.pt")
-            assert state.keys() == expected.keys()
-            if name.startswith(DETERMINED):
-                for key, value in expected.items():
-                    if "running" not in key:
-                        torch.testing.assert_close(state[key], value, rtol=1e-9, atol=1e-11, msg=f"{name}: {key}")
-        gc.collect()
-        distributed.barrier()
-    finally:
-        distributed.destroy_process_group()
+def check_resumed(name: str, case: Case, share: slice, folder: Path) -> None:
+    """More processes continue what fewer have stored."""
+    net, optimizer = load_directory(smoe.nn.shard(make_net(case)), folder)
+    stored, continued = torch.load(folder / "states.pt")
+    assert_same(whole_state(net), stored, name, rtol=0.0, atol=0.0)
+    train(net, case.shape, share, optimizer)
+    assert whole_state(net).keys() == continued.keys()
 
 
 def check_precision(share: slice) -> None:
     """Autocast and a loss scaler: sharded as whole."""
-    states = []
-    for wrap in WRAPPERS.values():
-        net = wrap(make_net("rc, own gates").float())
+    states: list[tuple[dict[str, torch.Tensor], float]] = []
+    for wrapper in ("whole", "one unit", "layers"):
+        net = WRAPPERS[wrapper](make_net(CASES["rc, damping"]).float())
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
-        x, target = (values[0][share].float() for values in make_data())
+        x = torch.randn(BATCH, 1, *GRID, generator=torch.Generator().manual_seed(1))[share]
         for _ in range(4):
             with torch.autocast("cpu", torch.bfloat16):
-                loss = smoe.nn.track_loss_scale(F.mse_loss(net(x).float(), target), net)
+                output = net(x)
+            loss = smoe.nn.track_loss_scale(F.mse_loss(output.float(), torch.ones_like(output).float()), net)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
         states.append((whole_state(net), scaler.get_scale()))
-    start = make_net("rc, own gates").state_dict()
     for state, scale in states[1:]:
         assert scale == states[0][1]
-        for name, value in states[0][0].items():
-            torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5, msg=name)
-    assert not torch.allclose(states[0][0]["0.weight"], start["0.weight"].float())
+        assert_same(state, states[0][0], "bfloat16", rtol=1e-4, atol=1e-5)
 
 
 def check_access(share: slice) -> None:
     """A gate outside a pass is refused in one line, and can be read where parameters are whole."""
-    net = smoe.nn.shard(own_gates("rc", order="score"))
-    layer = net[0]
-    assert isinstance(layer, smoe.SpatialMoE2d)
-    for read in (layer.routing, lambda: smoe.describe(net)):
+    net: Any = smoe.nn.shard(make_net(CASES["rc, damping"]))
+    for read in (net[0].routing, lambda: smoe.describe(net)):
         with pytest.raises(RuntimeError, match=r"use it inside `with smoe.nn.unsharded\(model\):`"):
             read()
     with smoe.nn.unsharded(net):
-        expected = layer.routing().indices
+        assert net[0].routing().indices.shape == (2, *GRID)
         assert len(smoe.describe(net).gates) == 2
-    assert expected.shape == (2, *GRID)
-    x, target = (values[0][share] for values in make_data())
-    loss = F.mse_loss(net(x), target)
+    x = torch.randn(BATCH, 1, *GRID, dtype=torch.float64)[share]
+    loss = net(x).square().mean()
     with pytest.raises(RuntimeError, match="reshard_after_forward=False"):
-        _ = layer._scored_routing()
+        net[0]._scored_routing()
     loss.backward()
-
     # A loss of the routing: with parameters that stay between forward and backward.
     gradients = []
     for wrap in (DistributedDataParallel, lambda net: smoe.nn.shard(net, reshard_after_forward=False)):
-        model = wrap(make_net("rc, own gates"))
-        loss = F.mse_loss(model(x), target) + smoe.losses.auxiliary_loss(model, importance=True, weight=1.0)
-        loss.backward()
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
-        grads = [parameter.grad for parameter in inner.parameters()]
+        model: Any = wrap(make_net(CASES["rc, damping"]))
+        (model(x).square().mean() + smoe.losses.auxiliary_loss(model, importance=True, weight=1.0)).backward()
+        grads = [parameter.grad for parameter in model.parameters()]
         gradients.append([grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in grads])
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs)
+    # A gate of parameters in units of two layers.
+    net = make_net(CASES["rc, damping"])
+    fully_shard(net[0])
+    with pytest.raises(RuntimeError, match="1 of 2 layers that share a gate are sharded already"):
+        smoe.nn.shard(net)

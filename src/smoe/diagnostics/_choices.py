@@ -196,16 +196,20 @@ _PIXELS_AT_ONCE = 65_536
 def match_experts(routing: Choices, other: Choices, num_experts: int) -> np.ndarray:
     """Pairs the experts of two routings one to one, such that pairs serve as many pixels together as possible.
 
+    Needs scipy, which the extra `fit` installs.
+
     Returns:
         For each expert of `routing`, its partner in `other`, int64, `(X,)`.
     """
-    return _best_assignment(_overlap(routing, other, num_experts))
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(_overlap(routing, other, num_experts), maximize=True)[1]
 
 
 def shared_choices(routing: Choices, other: Choices, num_experts: int) -> float:
     """Returns the share of the choices of a routing that another one shares, in [0, 1], after matching the experts."""
     overlap = _overlap(routing, other, num_experts)
-    num_shared = overlap[np.arange(num_experts), _best_assignment(overlap)].sum()
+    num_shared = overlap[np.arange(num_experts), match_experts(routing, other, num_experts)].sum()
     return int(num_shared) / as_choices(routing, num_experts).size
 
 
@@ -221,34 +225,3 @@ def _overlap(routing: Choices, other: Choices, num_experts: int) -> np.ndarray:
         piece = slice(start, start + _PIXELS_AT_ONCE)
         overlap += (first[:, piece].astype(np.float32) @ second[:, piece].astype(np.float32).T).astype(np.int64)
     return overlap
-
-
-def _best_assignment(gain: np.ndarray) -> np.ndarray:
-    """Column of each row of a square matrix such that the sum is largest: the Hungarian algorithm, cubic in X."""
-    size = len(gain)
-    # Row and column 0 stand for "none yet". A potential of each row and column keeps all reduced costs above zero.
-    cost = np.zeros((size + 1, size + 1))
-    cost[1:, 1:] = -gain
-    of_rows, of_columns = np.zeros(size + 1), np.zeros(size + 1)
-    row_of_column = np.zeros(size + 1, dtype=np.int64)
-    for row in range(1, size + 1):
-        row_of_column[0], column = row, 0
-        least = np.full(size + 1, np.inf)
-        came_from = np.zeros(size + 1, dtype=np.int64)
-        is_visited = np.zeros(size + 1, dtype=bool)
-        while row_of_column[column] != 0:
-            is_visited[column] = True
-            current = row_of_column[column]
-            reduced = cost[current] - of_rows[current] - of_columns
-            is_less = ~is_visited & (reduced < least)
-            least[is_less], came_from[is_less] = reduced[is_less], column
-            column = int(np.where(is_visited, np.inf, least).argmin())
-            step = least[column]
-            of_rows[row_of_column[is_visited]] += step
-            of_columns[is_visited] -= step
-            least[~is_visited] -= step
-        # Along the path back, each column takes the row of the one before it.
-        while column != 0:
-            before = came_from[column]
-            row_of_column[column], column = row_of_column[before], int(before)
-    return row_of_column[1:].argsort()

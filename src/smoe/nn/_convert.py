@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeGuard, cast, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_leaves
@@ -34,7 +33,7 @@ from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._grid_layers import GridMoE
 from smoe.nn._place_probe import Loss, place_scores
 from smoe.nn._routed_layer import RoutedLayer
-from smoe.options import BiasOwner, GateInit, Order
+from smoe.options import BiasOwner, Order
 from smoe.rules import Damping, Rule, StraightThrough
 
 Start = Literal["random", "filters"]
@@ -53,10 +52,6 @@ def convert(
     predicate: Callable[[str, nn.Module], bool] | None = None,
     share_gates: bool | None = None,
     gate_group: Callable[[str], object] | None = None,
-    gate_init: GateInit = "kaiming",
-    correlation_length: float | None = None,
-    prior: torch.Tensor | None = None,
-    prior_strength: float = 2.0,
     make_gate: MakeGate | None = None,
     start: Start | None = None,
     order: Order | None = None,
@@ -89,19 +84,13 @@ def convert(
             their pixels together, and each has keys of its own.
         gate_group: Maps the name of a layer to a group; only layers of one group share a gate or an embedding, for
             example those of the encoder.
-        gate_init: Start of the gates, as for `FactorisedGate` and `TensorGate`.
-        correlation_length: Correlation length of smooth gates, in pixels of their grid.
-        prior: Map `(H, W)` of a fraction in [0, 1], such as land: each share of the experts starts as the preference of
-            its part. It is averaged to the grids of the layers.
-        prior_strength: Strength of the prior, as for `TensorGate.from_prior`; 2 overrules the random start.
-        make_gate: Makes a gate of the number of experts, the number of selected experts and the grid, in place of the
-            gates that the options above describe; it has an order of its own.
-        start: `random` experts, or `filters`: each filter becomes a few equal experts, of which the gate selects one at
-            each pixel. The converted network then computes what the model computed, and learns on from there. None for
-            `filters` with families of experts, and otherwise `random`.
-        order: Order of the experts' outputs, as for `SpatialMoE2d`; None for `families` with the default rule, and with
-            other rules for `score` with random experts and `index` with filters, which keep their channels so, or
-            another if the rule does not work with it.
+        make_gate: Makes a gate of the number of experts, the number of selected experts and the grid, such as one
+            that starts from a prior; it has an order of its own.
+        start: `random` experts, or `filters`: each filter becomes a family of equal experts, of which the gate selects
+            one at each pixel. The converted network then computes what the model computed, and learns on from there.
+            None for `filters` with families of experts, and otherwise `random`.
+        order: Order of the experts' outputs, as for `SpatialMoE2d`; None for `families` with the default rule or with
+            filters, and otherwise for the first of `score`, `index` and `families` that the rule works with.
         bias: Owner of the biases, where the convolution has them: `expert`, so that the routing decides the offset of a
             pixel too, or `slot`, one for each output channel.
         local_affine: Give each layer a learned factor and offset at each pixel and channel, as for `SpatialMoE2d`. None
@@ -126,10 +115,8 @@ def convert(
     """
     if start not in (None, *get_args(Start)):
         raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {start!r}")
-    if make_gate is not None and (start == "filters" or prior is not None):
-        raise ValueError("make_gate decides where the gates start: give it, or start='filters', or a prior")
-    if start == "filters" and prior is not None:
-        raise ValueError("start='filters' and a prior both decide where the gates start: give one of them")
+    if start == "filters" and order not in (None, "families"):
+        raise ValueError(f"start='filters' makes a family of each filter: leave order at 'families', got {order!r}")
     plan = plan_conversion(
         model,
         example_input=example_input,
@@ -146,14 +133,16 @@ def convert(
     if budget is not None:
         plan = _within_budget(plan, model, budget, batches, loss)
     rule = resolve_default_rule(rule, None, order)  # one rule for all layers
-    order = order or _order_for(rule, start)
+    if order is None:
+        in_families = start == "filters" or default_order(rule) == "families"
+        orders: tuple[Order, ...] = ("families",) if in_families else ("score", "index", "families")
+        order = next((order for order in orders if order in rule.orders), orders[0])
     if order != "families" or make_gate is not None:
         plan = _without_groups(plan, model)
     if start is None:
-        start = "filters" if order == "families" and prior is None and make_gate is None else "random"
+        start = "filters" if order == "families" and make_gate is None else "random"
     is_factorised = order == "families" and default_order(rule) == "families"
     is_gate_shared = not is_factorised if share_gates is None else share_gates
-    options: dict[str, Any] = {"init": gate_init, "correlation_length": correlation_length, "order": order}
     converted = copy.deepcopy(model)
 
     def gate_key(change: Change, weight: torch.Tensor) -> object:
@@ -167,16 +156,16 @@ def convert(
     def new_gate(change: Change, weight: torch.Tensor) -> SpatialGate:
         if make_gate is not None:
             gate = make_gate(change.num_experts, change.num_selected, change.spatial_shape)
+            if start == "filters" and gate.order != "families":
+                raise ValueError(f"start='filters' needs gates of the order 'families', make_gate gave {gate.order!r}")
             return gate.to(weight.device, weight.dtype)
+        numbers = (change.num_experts, change.num_selected, change.spatial_shape)
+        options: dict[str, Any] = {"order": order, "device": weight.device, "dtype": weight.dtype}
         if not is_factorised:
-            gate = _make_gate(TensorGate, change, weight, options, prior, prior_strength)
-            if start == "filters":
-                _choose_one_for_each_filter(cast(TensorGate, gate))
-            return gate
+            return TensorGate(*numbers, **options)
         group = None if gate_group is None else gate_group(change.name)
         grid = (change.spatial_shape, group, weight.device, weight.dtype)
-        shared = {**options, "embedding": embeddings.get(grid) if share_gates is None else None}
-        gate = cast(FactorisedGate, _make_gate(FactorisedGate, change, weight, shared, prior, prior_strength))
+        gate = FactorisedGate(*numbers, embedding=embeddings.get(grid) if share_gates is None else None, **options)
         embeddings.setdefault(grid, gate.embedding)
         return gate
 
@@ -259,63 +248,11 @@ def _of_candidates(weight: torch.Tensor, layer: GridMoE) -> torch.Tensor:
     return weight.repeat_interleave(layer.gate.num_experts // layer.gate.num_selected, dim=0)
 
 
-def _order_for(rule: Rule, start: Start | None) -> Order:
-    """The first order that suits the rule: filters keep their channels by index, or else as families."""
-    if default_order(rule) == "families":
-        return "families"
-    wanted: tuple[Order, ...] = ("index", "families", "score") if start == "filters" else ("score", "index", "families")
-    return next(order for order in wanted if order in rule.orders)
-
-
-def _make_gate(
-    kind: type[TensorGate] | type[FactorisedGate],
-    change: Change,
-    weight: torch.Tensor,
-    options: dict[str, Any],
-    prior: torch.Tensor | None,
-    prior_strength: float,
-) -> TensorGate | FactorisedGate:
-    numbers = (change.num_experts, change.num_selected)
-    if prior is None:
-        return kind(*numbers, change.spatial_shape, **options, device=weight.device, dtype=weight.dtype)
-    averaged = _average_prior(prior, change.spatial_shape)
-    return kind.from_prior(averaged, *numbers, prior_strength, **options).to(weight.device, weight.dtype)
-
-
-def _average_prior(prior: torch.Tensor, spatial_shape: tuple[int, ...]) -> torch.Tensor:
-    prior = torch.as_tensor(prior)
-    if not prior.is_floating_point() or prior.ndim != 2:
-        raise ValueError(f"prior must be a map (H, W) of fractions, got {prior.dtype} of {tuple(prior.shape)}")
-    if len(spatial_shape) != 2:
-        raise ValueError(f"a prior is a map of a plane, but a layer has the grid {spatial_shape}; give make_gate")
-    return F.adaptive_avg_pool2d(prior[None, None], (spatial_shape[0], spatial_shape[1]))[0, 0]
-
-
-def _shares(num_experts: int, num_filters: int) -> list[torch.Tensor]:
-    """The experts that are made of each filter: near-equal numbers, in order."""
-    return list(torch.tensor_split(torch.arange(num_experts), num_filters))
-
-
-def _choose_one_for_each_filter(gate: TensorGate) -> None:
-    """Lets each pixel select one expert of each filter, in the order of the filters."""
-    with torch.no_grad():
-        size = gate.scores.abs()
-        scores = -size
-        for number, share in enumerate(_shares(gate.num_experts, gate.num_selected)):
-            # The largest of the random scores decides, so that a smooth start gives smooth choices.
-            best = gate.scores[share].argmax(dim=0, keepdim=True)
-            chosen = size[share].gather(0, best)
-            if gate.order == "score":
-                # Each filter's score is above that of all later ones.
-                chosen = torch.full_like(chosen, gate.bound * (gate.num_selected - number) / gate.num_selected)
-            scores[share] = scores[share].scatter(0, best, chosen)
-        gate.scores.copy_(scores)
-
-
 def _copy_filters(new: FilterBank, old: nn.Module, change: Change) -> None:
     weight, bias = filters_of(old)
     with torch.no_grad():
-        for number, share in enumerate(_shares(change.num_experts, change.num_selected)):
+        families = torch.tensor_split(torch.arange(change.num_experts), change.num_selected)
+        for number, share in enumerate(families):
             new.weight[share] = weight[number]
             if new.bias is not None:
                 assert bias is not None

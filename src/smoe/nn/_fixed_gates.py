@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -13,7 +12,6 @@ from smoe.nn._gate_init import expert_membership
 from smoe.nn._gates import TensorGate
 from smoe.ops._conv_kernels import check_choices
 from smoe.ops._families import family_sizes
-from smoe.ops._operators import has_spare_bits, pack_bits, packed_shape, unpack_bits
 from smoe.ops._routing import Routing
 from smoe.options import Order
 
@@ -83,9 +81,8 @@ class FixedGate(SpatialGate):
 class DecidedGate(SpatialGate):
     """Selected experts that stay as given.
 
-    A forward pass neither computes nor ranks scores. A state_dict holds the choice of each slot and pixel in as few
-    bits as distinguish its candidates (`experts`, packed by `smoe.ops._operators`): all X experts or, in the order
-    `families`, those of the slot's family. `sizes` are X, E and the grid, which are compared when they are loaded.
+    A forward pass neither computes nor ranks scores. A state_dict holds `indices` `(E, *grid)` in the smallest integers
+    that hold X numbers; what is loaded is checked.
 
     Args:
         indices: Selected experts `(E, *grid)`, integers in [0, X), distinct at each pixel.
@@ -93,28 +90,19 @@ class DecidedGate(SpatialGate):
         order: Order of the selected experts, which is that of the channels.
     """
 
-    experts: torch.Tensor
-    sizes: torch.Tensor
     indices: torch.Tensor
     no_scores: torch.Tensor
 
     def __init__(self, indices: torch.Tensor, num_experts: int, *, order: Order = "score") -> None:
-        if indices.ndim < 2 or indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
-            raise ValueError(
-                f"indices must be integers (E, *grid), got {indices.dtype} of shape {tuple(indices.shape)}"
-            )
+        if indices.ndim < 2:
+            raise ValueError(f"indices must be integers (E, *grid), got shape {tuple(indices.shape)}")
         super().__init__(num_experts, len(indices), order=order)
         self._grid = tuple(indices.shape[1:])
-        flat = indices.detach().flatten(1)[None]
-        self._check(flat)
-        # In the dtype and shape that the layers read.
-        self.register_buffer("indices", flat.to(torch.int32).contiguous(), persistent=False)
-        self.register_buffer("experts", self._packed(self.indices))
+        # In the dtype and shape that the layers read; saved in another.
+        self.register_buffer("indices", self._checked(indices.detach()), persistent=False)
         # Made once: a pass of a small layer is hardly longer than the making of a tensor.
-        self.register_buffer("no_scores", torch.empty(1, 0, flat.shape[2], device=flat.device), persistent=False)
-        self.register_buffer(
-            "sizes", torch.tensor((num_experts, *indices.shape), dtype=torch.int32, device=indices.device)
-        )
+        nothing = torch.empty(1, 0, self.indices.shape[2], device=indices.device)
+        self.register_buffer("no_scores", nothing, persistent=False)
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
@@ -142,101 +130,76 @@ class DecidedGate(SpatialGate):
         """The experts given, with empty scores."""
         return self.route(input)
 
-    @property
-    def _num_candidates(self) -> list[int]:
-        """How many experts the choice of each slot is among."""
-        if self.order == "families":
-            return family_sizes(self.num_experts, self.num_selected)
-        return [self.num_experts] * self.num_selected
+    def _bounds(self) -> torch.Tensor:
+        """The first expert that each slot can select, and the end of its range, `(2, E, 1)`."""
+        if self.order != "families":
+            return torch.tensor([0, self.num_experts])[:, None, None].expand(2, self.num_selected, 1)
+        ends = torch.tensor([0, *family_sizes(self.num_experts, self.num_selected)]).cumsum(0)
+        return torch.stack([ends[:-1], ends[1:]])[:, :, None]
 
-    def _first_candidates(self, device: torch.device) -> torch.Tensor:
-        """The first expert that each slot can select, `(E, 1)`."""
-        numbers = torch.tensor(self._num_candidates, dtype=torch.int32, device=device)[:, None]
-        return numbers.cumsum(0, dtype=torch.int32) - numbers if self.order == "families" else numbers * 0
-
-    @property
-    def _num_bits(self) -> int:
-        return (max(self._num_candidates) - 1).bit_length()
-
-    def _packed(self, indices: torch.Tensor) -> torch.Tensor:
-        return pack_bits((indices[0] - self._first_candidates(indices.device)).flatten(), self._num_bits)
-
-    def _unpacked(self, packed: torch.Tensor) -> torch.Tensor:
-        """The indices `(1, E, P)` that were packed.
+    def _checked(self, indices: torch.Tensor) -> torch.Tensor:
+        """Indices `(E, *grid)` as `(1, E, P)`, int32.
 
         Raises:
-            ValueError: If they are no choice of this gate.
+            ValueError: If they are no choice that the kernels, or the order, allow.
         """
-        count = self.num_selected * math.prod(self._grid)
-        shape = packed_shape(self._num_bits, count)
-        if packed.dtype != torch.uint8 or tuple(packed.shape) != shape:
-            raise ValueError(
-                f"the choices of {self.num_selected} slots on {self._grid} among at most {max(self._num_candidates)} "
-                f"experts must be uint8 of shape {shape}, got {packed.dtype} of shape {tuple(packed.shape)}"
-            )
-        if _has_values(packed) and has_spare_bits(packed, count):
-            raise ValueError(f"bits beyond the last of {count} choices are set")
-        choices = unpack_bits(packed, count).view(self.num_selected, -1)
-        indices = (choices + self._first_candidates(packed.device))[None]
-        self._check(indices)
-        return indices
-
-    def _check(self, indices: torch.Tensor) -> None:
-        """Refuses indices `(1, E, P)` that the kernels, or the order, do not allow."""
-        if not _has_values(indices):
-            return
-        indices = indices.cpu()
+        shape = (self.num_selected, *self._grid)
+        if indices.dtype not in (torch.uint8, torch.int16, torch.int32, torch.int64) or tuple(indices.shape) != shape:
+            raise ValueError(f"indices must be integers {shape}, got {indices.dtype} of shape {tuple(indices.shape)}")
+        flat = indices.flatten(1)[None].to(torch.int32).contiguous()
+        # Values cannot be read on the meta device, nor while a program is traced.
+        if flat.is_meta or type(flat) is not torch.Tensor:
+            return flat
         if self.order != "families":
-            check_choices(indices, self.num_experts, self._grid[-1])
-            return
+            check_choices(flat.cpu(), self.num_experts, self._grid[-1])
+            return flat
         # Families have no expert in common, so that the choices of a pixel are distinct.
-        first = self._first_candidates(indices.device)
-        end = first + torch.tensor(self._num_candidates)[:, None]
-        foreign = ((indices[0] < first) | (indices[0] >= end)).nonzero()
+        first, end = self._bounds()
+        choices = flat[0].cpu()
+        foreign = ((choices < first) | (choices >= end)).nonzero()
         if len(foreign):
             slot, pixel = foreign[0].tolist()
             raise ValueError(
                 f"slot {slot} must select an expert of its family, [{int(first[slot])}, {int(end[slot])}), got "
-                f"{int(indices[0, slot, pixel])} at pixel {pixel}"
+                f"{int(choices[slot, pixel])} at pixel {pixel}"
             )
+        return flat
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         try:
-            self._check(self.indices)
+            self._checked(self.indices[0].unflatten(1, self._grid))
         except ValueError:
             # `to_empty` leaves memory that nothing was written to: until a state_dict is loaded, each slot selects its
             # first candidate, because kernels do not look whether experts exist.
-            first = self._first_candidates(self.indices.device)
-            if self.order != "families":
-                first = torch.arange(self.num_selected, dtype=torch.int32, device=first.device)[:, None]
-            self.indices.copy_(first.expand_as(self.indices))
+            first = self._bounds()[0] if self.order == "families" else torch.arange(self.num_selected)[:, None]
+            self.indices.copy_(first.expand_as(self.indices[0]))
         return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        dtype = next(
+            kind for kind in (torch.uint8, torch.int16, torch.int32) if self.num_experts <= torch.iinfo(kind).max + 1
+        )
+        destination[f"{prefix}indices"] = self.indices[0].unflatten(1, self._grid).to(dtype)
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
-        sizes, packed = (state_dict.get(f"{prefix}{name}") for name in ("sizes", "experts"))
-        if sizes is not None and _has_values(sizes):
-            mine, saved = [self.num_experts, self.num_selected, *self._grid], sizes.tolist()
-            if saved != mine:
-                error_msgs.append(f"{prefix}sizes: X, E and the grid of the gate are {mine}, but {saved} were saved")
+        saved = state_dict.get(f"{prefix}indices")
+        if saved is None:
+            missing_keys.append(f"{prefix}indices")
+        else:
+            try:
+                indices = self._checked(saved)
+            except ValueError as error:
+                error_msgs.append(f"{prefix}indices: {error}")
                 return
-        try:
-            indices = None if packed is None else self._unpacked(packed)
-        except ValueError as error:
-            error_msgs.append(f"{prefix}experts: {error}")
-            return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        if indices is not None:
-            self.indices = indices.to(self.experts.device)
-
-
-def _has_values(values: torch.Tensor) -> bool:
-    """Whether values can be read: not on the meta device, and not while a program is traced."""
-    return not values.is_meta and type(values) is torch.Tensor
+            # What is assigned to a network without memory brings its device.
+            device = saved.device if self.indices.is_meta else self.indices.device
+            self.indices, self.no_scores = indices.to(device), torch.empty_like(self.no_scores, device=device)
+        rest = {key: value for key, value in state_dict.items() if key != f"{prefix}indices"}
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 class NoisyGate(SpatialGate):

@@ -262,34 +262,3 @@ def plain_operators() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     other runtimes can read it.
     """
     return dict(_DENSE)  # type: ignore[return-value]
-
-
-def packed_shape(num_bits: int, count: int) -> tuple[int, int]:
-    """Shape of `count` numbers of `num_bits` bits each when they are packed."""
-    return num_bits, -(-count // 8)
-
-
-def pack_bits(numbers: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """Packs numbers; the inverse is `unpack_bits`."""
-    _, num_bytes = packed_shape(num_bits, len(numbers))
-    places = torch.arange(8, dtype=torch.uint8, device=numbers.device)
-    packed = torch.empty(num_bits, num_bytes, dtype=torch.uint8, device=numbers.device)
-    for bit in range(num_bits):
-        plane = torch.zeros(num_bytes * 8, dtype=torch.uint8, device=numbers.device)
-        plane[: len(numbers)] = (numbers >> bit) & 1
-        packed[bit] = (plane.view(-1, 8) << places).sum(dim=1, dtype=torch.uint8)
-    return packed
-
-
-def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """The numbers that `pack_bits` packed."""
-    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    numbers = torch.zeros(count, dtype=torch.int32, device=packed.device)
-    for bit, plane in enumerate(packed):
-        numbers += ((plane[:, None] >> places) & 1).flatten()[:count].to(torch.int32) << bit
-    return numbers
-
-
-def has_spare_bits(packed: torch.Tensor, count: int) -> bool:
-    """Whether a bit beyond the last of `count` numbers is set."""
-    return count % 8 > 0 and bool((packed[:, -1:] >> (count % 8)).any())

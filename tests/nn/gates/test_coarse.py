@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import pytest
@@ -58,45 +57,6 @@ def test_scores_and_gradients_are_those_of_a_plain_definition(grid, options, coa
     torch.testing.assert_close(gate.values.grad, values.grad)
 
 
-def test_starts() -> None:
-    torch.manual_seed(0)
-    uniform = CoarseGate(7, 3, GRID, init="uniform")
-    assert torch.equal(uniform(None).indices[0], torch.tensor([0, 3, 5]).int()[:, None].expand(3, 70))
-    random = CoarseGate(64, 8, (32, 32), init="kaiming").values.detach()
-    assert 0.09 < 10.0 * float(random.std()) < 0.11
-    smooth = CoarseGate(64, 8, (64, 64), init="smooth", correlation_length=4.0).values.detach()
-    assert (smooth[:, 1:] - smooth[:, :-1]).std() < 0.4 * smooth.std()
-
-
-def test_a_prior_decides_the_start() -> None:
-    torch.manual_seed(0)
-    groups = torch.zeros(8, 12, dtype=torch.int64)
-    groups[:, 4:] = 1
-    gate = CoarseGate.from_prior(groups, 4, 2, strength=20.0, factor=4)
-    indices = gate(None).indices.view(2, 8, 12)
-    for slot in range(2):
-        assert torch.equal(indices[slot], 2 * slot + groups)
-
-
-@pytest.mark.parametrize(
-    ("order", "rule"),
-    [("families", None), ("families", "rc"), ("score", None), ("score", "end_to_end"), ("families", "frozen")],
-)
-def test_layers_learn_with_a_coarse_gate(rule: str | None, order) -> None:
-    torch.manual_seed(0)
-    gate = CoarseGate(6, 2, GRID, order=order)
-    layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=gate, rule=rule)
-    nn.init.normal_(layer.weight)
-    layer(torch.randn(2, 3, *GRID)).square().mean().backward()
-    has_learned = gate.values.grad is not None and bool((gate.values.grad != 0.0).any())
-    assert has_learned == (rule != "frozen")
-
-
-def test_probing_is_refused_because_its_pixels_decide_alone() -> None:
-    with pytest.raises(ValueError, match="it needs a TensorGate, got CoarseGate"):
-        smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=CoarseGate(3, 1, GRID, order="score"), rule="probe")
-
-
 def test_a_layer_learns_regions_larger_than_a_cell() -> None:
     torch.manual_seed(0)
     grid, truth = (16, 24), torch.randn(2, 2, 3, 3, 3)
@@ -119,28 +79,6 @@ def test_a_layer_learns_regions_larger_than_a_cell() -> None:
     assert (left.mode().values != right.mode().values).all()
 
 
-# The tracer of torch 2.13 instantiates autograd functions.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_it_is_saved_copied_compiled_exported_and_frozen() -> None:
-    torch.manual_seed(0)
-    layer, other = (smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=CoarseGate(6, 2, GRID)) for _ in range(2))
-    nn.init.normal_(layer.weight)
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file))
-    input = torch.randn(2, 3, *GRID)
-    expected = layer.eval()(input)
-    assert torch.equal(other.eval()(input), expected)
-    assert torch.equal(smoe.freeze(layer).eval()(input), expected)
-    assert torch.equal(torch.export.export(layer, (input,)).module()(input), expected)
-    compiled = torch.compile(layer.train(), backend="aot_eager")
-    compiled(input).sum().backward()
-    assert layer.gate.get_buffer("values").grad is not None
-    assert "coarse_shape=(2, 3)" in repr(layer)
-    assert smoe.describe(layer) is not None
-
-
 def test_another_grid_takes_the_same_scores() -> None:
     torch.manual_seed(0)
     layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=CoarseGate(6, 2, (8, 12)))
@@ -160,14 +98,6 @@ def test_a_gate_for_other_nodes_becomes_a_table() -> None:
     assert isinstance(moved, smoe.TensorGate)
     assert moved.order == "families"
     torch.testing.assert_close(moved.scores, gate(None).scores[0][:, [5, 40, 90]])
-
-
-def test_a_network_is_converted_with_coarse_gates() -> None:
-    net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
-    input = torch.randn(1, 2, *GRID)
-    converted = smoe.convert(net, example_input=input, make_gate=lambda X, E, grid: CoarseGate(X, E, grid))
-    assert isinstance(converted.get_submodule("0.gate"), CoarseGate)
-    assert converted(input).shape == (1, 2, *GRID)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smoe
-from smoe.nn._gates import FactorisedGate, PixelEmbedding
+from smoe.nn._gates import CoarseGate, FactorisedGate
 
 GRID = (6, 7)
 
@@ -21,27 +21,28 @@ def test_scores_are_products_of_keys_and_embedding() -> None:
             torch.testing.assert_close(found[expert, pixel], 4.0 * expected)
 
 
-def test_a_uniform_start_selects_the_first_expert_of_each_family() -> None:
-    gate = FactorisedGate(7, 3, GRID, init="uniform")
-    assert torch.equal(gate(None).indices[0], torch.tensor([0, 3, 5]).int()[:, None].expand(3, 42))
-
-
-def test_a_random_start_leaves_all_candidates_likely() -> None:
+@pytest.mark.parametrize("kind", [FactorisedGate, CoarseGate])
+def test_starts(kind) -> None:
     torch.manual_seed(0)
-    gate = FactorisedGate(30, 10, (32, 32))
-    scores = gate(None).scores
-    assert 0.05 < float(scores.detach().std()) < 0.2
-    assert float(scores[0].detach().unflatten(0, (10, 3)).softmax(dim=1).max()) < 0.6
+    uniform = kind(7, 3, GRID, init="uniform")(None).indices[0]
+    assert torch.equal(uniform, torch.tensor([0, 3, 5]).int()[:, None].expand(3, 42))
+    # A random start leaves all candidates likely.
+    scores = kind(30, 10, (32, 32))(None).scores.detach()
+    assert 0.05 < float(scores.std()) < 0.2
+    assert float(scores[0].unflatten(0, (10, 3)).softmax(dim=1).max()) < 0.6
+    rough, smooth = (kind(12, 4, (32, 32), init=init)(None).indices.view(4, 32, 32) for init in ("kaiming", "smooth"))
+    changes = [float((indices[:, 1:] != indices[:, :-1]).float().mean()) for indices in (rough, smooth)]
+    assert changes[1] < (0.5 if kind is FactorisedGate else 0.9) * changes[0]
 
 
-def test_a_smooth_start_selects_alike_at_neighbours() -> None:
+@pytest.mark.parametrize("kind", [FactorisedGate, CoarseGate])
+def test_a_prior_decides_the_start(kind) -> None:
     torch.manual_seed(0)
-
-    def changes(init) -> float:
-        indices = FactorisedGate(12, 4, (32, 32), init=init).route(None).indices.view(4, 32, 32)
-        return float((indices[:, 1:] != indices[:, :-1]).float().mean())
-
-    assert changes("smooth") < 0.5 * changes("kaiming")
+    groups = torch.zeros(8, 12, dtype=torch.int64)
+    groups[:, 4:] = 1
+    indices = kind.from_prior(groups, 4, 2, strength=20.0)(None).indices.view(2, 8, 12)
+    for slot in range(2):
+        assert torch.equal(indices[slot], 2 * slot + groups)
 
 
 def test_gates_share_an_embedding() -> None:
@@ -58,25 +59,6 @@ def test_gates_share_an_embedding() -> None:
         FactorisedGate(4, 2, (3, 3), embedding=first.embedding)
 
 
-def test_a_prior_decides_the_start() -> None:
-    torch.manual_seed(0)
-    groups = torch.zeros(GRID, dtype=torch.int64)
-    groups[:, 3:] = 1
-    gate = FactorisedGate.from_prior(groups, 4, 2, strength=10.0)
-    indices = gate(None).indices.view(2, *GRID)
-    for slot in range(2):
-        assert torch.equal(indices[slot], 2 * slot + groups)
-
-
-def test_a_layer_with_a_factorised_gate_is_saved_and_loaded() -> None:
-    torch.manual_seed(0)
-    make = lambda: smoe.SpatialMoE2d.from_experts(2, 6, 3, gate=FactorisedGate(6, 3, GRID), rule="straight_through")  # noqa: E731
-    layer, other = make(), make()
-    other.load_state_dict(layer.state_dict())
-    x = torch.randn(2, 2, *GRID)
-    assert torch.equal(layer.eval()(x), other.eval()(x))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -89,14 +71,6 @@ def test_a_layer_with_a_factorised_gate_is_saved_and_loaded() -> None:
 def test_wrong_numbers_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FactorisedGate(**{"num_experts": 4, "num_selected": 2, "spatial_shape": GRID, **options})
-
-
-def test_an_embedding_starts_anew() -> None:
-    torch.manual_seed(0)
-    embedding = PixelEmbedding(3, GRID, init="kaiming")
-    before = embedding.values.clone()
-    embedding.reset_parameters()
-    assert not torch.equal(before, embedding.values)
 
 
 @pytest.mark.parametrize("rule", ["straight_through", "frozen"])

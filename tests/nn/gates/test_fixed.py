@@ -41,31 +41,11 @@ def test_does_not_learn_but_is_saved(make):
     assert torch.equal(gate_scores(other), before)
 
 
-def test_experts_of_a_fixed_gate_are_damped_and_learn():
-    gate = smoe.FixedGate.from_region_map(REGION_MAP)
-    torch.manual_seed(0)
-    x = torch.randn(2, 1, 2, 3)
-    gradients = []
-    for damping in (None, 0.0):
-        torch.manual_seed(1)
-        layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate, damping=damping, rule=RC)
-        layer(x).pow(2).mean().backward()
-        gradients.append(layer.weight.grad)
-    assert not torch.equal(*gradients)
-
-
 def test_random_start_is_that_of_a_tensor_gate():
     torch.manual_seed(0)
     frozen = smoe.FixedGate.random(3, 1, (4, 5), init="paper")
     torch.manual_seed(0)
     assert torch.equal(frozen.scores, smoe.TensorGate(3, 1, (4, 5), init="paper").scores)
-
-
-def test_scores_are_its_own():
-    scores = torch.zeros(3, 2, 2)
-    gate = smoe.FixedGate(scores, 1)
-    scores.fill_(1.0)
-    assert gate.scores.max() == 0
 
 
 def test_wrong_arguments():

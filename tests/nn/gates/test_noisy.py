@@ -60,12 +60,6 @@ def test_training_routes_samples_apart_and_trains_the_inner_gate():
     assert [name for name, _ in layer.named_parameters()] == ["weight", "gate.gate.scores"]
 
 
-def test_noise_comes_before_the_normalisation():
-    torch.manual_seed(0)
-    routing = smoe.nn.NoisyGate(smoe.TensorGate(4, 2, (3, 3), normalization="abs_softmax"))(X)
-    torch.testing.assert_close(routing.scores, routing.noisy.abs().softmax(dim=1))
-
-
 def test_wrong_arguments():
     gate = smoe.TensorGate(4, 2, (3, 3))
     with pytest.raises(ValueError, match="std must be positive, got 0"):

@@ -87,7 +87,7 @@ def test_transfer_between_grids():
 def test_a_transferred_gate_is_accepted_where_the_old_one_is_refused():
     place = torch.randn(9, 2)
     edges = ring(9)
-    layer = GraphMoE.from_experts(2, 4, 1, num_nodes=9, coordinates=place, rule="probe")
+    layer = GraphMoE.from_experts(2, 4, 1, num_nodes=9, coordinates=place, rule="rc")
     x = torch.randn(9, 2)
     expected = layer.eval()(x, edges)
     order = torch.randperm(9)
@@ -95,7 +95,7 @@ def test_a_transferred_gate_is_accepted_where_the_old_one_is_refused():
     with pytest.raises(ValueError, match="edges differ"):
         layer(x[order], where[edges])
     new = GraphMoE.from_experts(
-        2, 4, 1, gate=transfer_gate(layer.gate, place, place[order]), coordinates=place[order], rule="probe"
+        2, 4, 1, gate=transfer_gate(layer.gate, place, place[order]), coordinates=place[order], rule="rc"
     )
     with torch.no_grad():
         new.weight.copy_(layer.weight)

@@ -1,4 +1,4 @@
-"""The graph layer with torch_geometric: in its models, DataLoader batches and NeighborLoader."""
+"""The graph layer with torch_geometric: conversion, batches of a DataLoader and of a sampler."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     geometric = pytest.importorskip("torch_geometric")
     from torch_geometric.data import Data
-    from torch_geometric.loader import DataLoader, NeighborLoader, NodeLoader
-    from torch_geometric.nn import GCN, GCNConv, GraphConv, SAGEConv, Sequential
+    from torch_geometric.loader import DataLoader, NodeLoader
+    from torch_geometric.nn import GCN, GATConv, GCNConv, GraphConv, SAGEConv, Sequential
     from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
     from torch_geometric.utils import k_hop_subgraph
 
@@ -24,44 +24,31 @@ N, C = 20, 4
 EDGES = torch.randint(0, N, (2, 60), generator=torch.Generator().manual_seed(1))
 
 
-def one_expert(layer: GraphMoE, *blocks: torch.Tensor, bias: torch.Tensor | None = None) -> GraphMoE:
-    with torch.no_grad():
-        layer.weight.copy_(torch.cat(blocks, dim=1))
-        if bias is not None and layer.bias is not None:
-            layer.bias.copy_(bias)
-    return layer
-
-
-def test_with_one_expert_it_is_the_convolutions_of_torch_geometric():
+def test_graph_convolutions_compute_what_they_computed():
+    net = Sequential(
+        "x, edge_index",
+        [
+            (GCNConv(C, 6), "x, edge_index -> x"),
+            torch.nn.ReLU(),
+            (SAGEConv(6, 5), "x, edge_index -> x"),
+            torch.nn.ReLU(),
+            (SAGEConv(5, 5, root_weight=False, bias=False), "x, edge_index -> x"),
+            torch.nn.ReLU(),
+            (GraphConv(5, 3, aggr="mean"), "x, edge_index -> x"),
+        ],
+    )
     x = torch.randn(N, C)
-    weight = torch.rand(EDGES.shape[1])
-    sage = SAGEConv(C, 5)
-    layer = one_expert(
-        GraphMoE.from_experts(C, 1, 1, num_nodes=N, expert_channels=5, bias=True),
-        sage.lin_r.weight,
-        sage.lin_l.weight,
-        bias=sage.lin_l.bias,
-    )
-    torch.testing.assert_close(layer(x, EDGES), sage(x, EDGES))
-    graph = GraphConv(C, 5)
-    layer = one_expert(
-        GraphMoE.from_experts(C, 1, 1, num_nodes=N, expert_channels=5, aggregation="sum", bias=True),
-        graph.lin_root.weight,
-        graph.lin_rel.weight,
-        bias=graph.lin_rel.bias,
-    )
-    torch.testing.assert_close(layer(x, EDGES, weight), graph(x, EDGES, weight))
-    gcn = GCNConv(C, 5)
-    layer = one_expert(
-        GraphMoE.from_experts(C, 1, 1, num_nodes=N, expert_channels=5, aggregation="gcn", root=False, bias=True),
-        gcn.lin.weight,
-        bias=gcn.bias,
-    )
-    torch.testing.assert_close(layer(x, EDGES, weight), gcn(x, EDGES, weight))
-    torch.testing.assert_close(layer(x, EDGES), gcn(x, EDGES))
+    reports: list[str] = []
+    new = smoe.convert(net, example_input=(x, EDGES), start="filters", notify=reports.append)
+    layers = [module for module in new.modules() if isinstance(module, smoe.GraphMoE)]
+    assert [layer.neighbourhood.aggregation for layer in layers] == ["gcn", "mean", "mean", "mean"]
+    assert [layer.neighbourhood.root for layer in layers] == [False, True, False, True]
+    torch.testing.assert_close(new(x, EDGES), net(x, EDGES), rtol=1e-4, atol=1e-5)
+    new(x, EDGES).square().mean().backward()
+    assert "6 of 12 experts on (20,)" in reports[0]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_converted_gcn_is_the_same_with_repeated_loops_and_edges(seed: int):
     torch.manual_seed(seed)
     # Few nodes, so that self loops and other edges come several times.
@@ -124,6 +111,10 @@ ADJACENCY = torch.sparse_coo_tensor(EDGES, torch.ones(EDGES.shape[1]), (N, N), c
         (SAGEConv(C, 3), ((NODES, NODES), EDGES), "its arguments are no tensors"),
         (SAGEConv(C, 3), (NODES, EDGES, (N, N)), "it is given a size"),
         (SAGEConv(C, 3, aggr=["mean", "max"]), (NODES, EDGES), "it aggregates by"),
+        (SAGEConv(C, 3, normalize=True), (NODES, EDGES), "its normalize is True"),
+        (SAGEConv(C, 3, project=True), (NODES, EDGES), "its project is True"),
+        (GraphConv(C, 3, flow="target_to_source"), (NODES, EDGES), "its flow is 'target_to_source'"),
+        (GATConv(C, 3), (NODES, EDGES), "GATConv has no SMoE counterpart"),
         (hooked_gcn(), (NODES, EDGES), "it has hooks"),
         (normed_gcn(), (NODES, EDGES), "its parameters are parametrised"),
         (Tied(), (NODES, EDGES), "first: left, it is tied to second.lin.weight"),
@@ -152,16 +143,6 @@ def test_batches_of_a_data_loader():
         single = torch.cat([model(sample.x, sample.edge_index) for sample in batch.to_data_list()])
         torch.testing.assert_close(output, single)
         (output - batch.y).square().mean().backward()
-
-
-def test_parts_of_a_graph():
-    x = torch.randn(N, C)
-    layer = GraphMoE.from_experts(C, 6, 2, num_nodes=N, rule="rc").eval()
-    everything = layer(x, EDGES)
-    seeds = torch.tensor([7, 2, 11])
-    node_id, edges, places, _ = k_hop_subgraph(seeds, 1, EDGES, relabel_nodes=True)
-    output = layer(x[node_id], edges, node_id=node_id)
-    torch.testing.assert_close(output[places], everything[seeds])
 
 
 class NeighbourSampler(BaseSampler):
@@ -200,18 +181,3 @@ def test_batches_of_a_neighbour_loader():
         absent[batch.n_id] = False
         assert gradient.abs().sum() > 0 and gradient[:, absent].abs().sum() == 0
     assert torch.cat(seen).sort().values.tolist() == list(range(N))
-
-
-@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
-def test_torch_geometrics_own_neighbour_loader():
-    data = Data(x=torch.randn(N, C), edge_index=EDGES)
-    layer = GraphMoE.from_experts(C, 6, 2, num_nodes=N, rule="rc").eval()
-    everything = layer(data.x, data.edge_index)
-    try:
-        batches = list(NeighborLoader(data, num_neighbors=[-1], batch_size=5))
-    except ImportError as error:
-        pytest.skip(f"NeighborLoader needs pyg-lib or torch-sparse: {error}")
-    for batch in batches:
-        output = layer(batch.x, batch.edge_index, node_id=batch.n_id)
-        seeds = batch.n_id[: batch.batch_size]
-        torch.testing.assert_close(output[: batch.batch_size], everything[seeds])

@@ -128,17 +128,6 @@ def test_accumulation_is_one_large_batch() -> None:
     assert_same(dict(parts.named_parameters()), dict(whole.named_parameters()), rtol=1e-3, atol=1e-5)
 
 
-def test_several_losses_add_up() -> None:
-    net, together = make_net(), make_net()
-    optimizer = torch.optim.SGD(net.parameters(), 0.0)
-    loss_of(net, 0).backward()
-    loss_of(net, 1).backward()
-    optimizer.step()
-    (loss_of(together, 0) + loss_of(together, 1)).backward()
-    torch.optim.SGD(together.parameters(), 0.0).step()
-    assert_same(numbers(net), numbers(together), rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputed_activations_change_nothing(reentrant: bool) -> None:
     plain, saved = make_net(), make_net()
