@@ -14,7 +14,6 @@ from torch.nn.utils import parametrizations, prune
 import smoe
 from smoe.nn._conversion_plan import plan_conversion
 from smoe.rules import RoutingClassification
-from smoe_paper.baselines.gates import ConvGate
 
 RC = RoutingClassification.released()
 
@@ -58,22 +57,6 @@ def test_a_convolution_on_several_grids_is_left() -> None:
 
     with pytest.raises(ValueError, match=r"head: left, it works on several grids, \(8, 8\), \(4, 4\)"):
         smoe.convert(Pyramid(), example_input=torch.randn(1, 2, 8, 8), rule=RC, order="score")
-
-
-def test_a_class_that_overrides_nothing_is_a_convolution() -> None:
-    class Simple(nn.Conv2d):
-        """As torchvision's Conv3DSimple: arguments only."""
-
-        def __init__(self) -> None:
-            super().__init__(4, 4, 3, padding=1)
-
-    class Standardized(Simple):
-        def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-            return super()._conv_forward(input, weight - weight.mean(), bias)
-
-    plan = plan_conversion(nn.Sequential(Simple(), Standardized()), example_input=X)
-    assert [change.name for change in plan.changes] == ["0"]
-    assert plan.left == {"1": "Standardized has a forward of its own and may do more than a Conv2d"}
 
 
 def test_weight_normalisation_is_kept() -> None:
@@ -146,6 +129,18 @@ def test_tensors_that_share_memory_are_tied() -> None:
     assert plan_conversion(Reused(), example_input=X).left == {"conv": "it is tied to kernel"}
 
 
+class Simple(nn.Conv2d):
+    """As torchvision's Conv3DSimple: arguments only."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4, 3, padding=1)
+
+
+class Standardized(Simple):
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return super()._conv_forward(input, weight - weight.mean(), bias)
+
+
 class Doubled(smoe.nn.GridConv2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return 2.0 * super().forward(input)
@@ -172,19 +167,13 @@ def patched() -> nn.Module:
             "it has hooks, as weight normalisation and pruning of the older kind have; remove them before",
         ),
         (patched(), "its forward was replaced"),
+        (Standardized(), "Standardized has a forward of its own and may do more than a Conv2d"),
         (Doubled(4, 4), "Doubled has a forward of its own and may do more than a GridConv2d"),
     ],
 )
 def test_what_does_more_than_convolve_is_left(module: nn.Module, reason: str) -> None:
-    plan = plan_conversion(nn.Sequential(module, conv()), example_input=X)
+    plan = plan_conversion(nn.Sequential(module, Simple()), example_input=X)
     assert plan.left == {"0": reason} and [change.name for change in plan.changes] == ["1"]
-
-
-def test_convolutions_of_gates_are_left() -> None:
-    layer = smoe.SpatialMoE2d.from_experts(4, 8, 4, gate=ConvGate(4, 8, 4), rule=RC)
-    plan = plan_conversion(nn.Sequential(layer, conv()), example_input=X)
-    assert [change.name for change in plan.changes] == ["1"]
-    assert plan.left == {"0.gate.network": "it is part of 0, a SpatialMoE2d"}
 
 
 @pytest.mark.parametrize("example", [(X, X), {"x": X, "offset": X}])
@@ -279,7 +268,7 @@ def test_convolutions_with_all_options_are_converted(num_axes: int) -> None:
         *((1, 2, 3), (1, 2, pair), (0, 1, 2, "same"), (1, pair), (1, 2, 4), (True, False)),
         ("zeros", "circular", "reflect", "replicate"),
     )
-    drawn = random.Random(num_axes).sample(list(options), 60)
+    drawn = random.Random(num_axes).sample(list(options), 30)
     for size, stride, padding, dilation, groups, bias, mode in drawn:
         if padding == "same" and stride != 1:
             continue
@@ -337,12 +326,3 @@ def test_what_is_no_network_or_no_example_is_refused(model: Any, example: Any, m
     with pytest.raises(TypeError, match=message) as caught:
         smoe.convert(model, example_input=example)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
-def test_what_torch_jit_has_compiled_is_refused_or_left() -> None:
-    compiled = torch.jit.trace(conv(), X)
-    with pytest.raises(TypeError, match="model was compiled"):
-        smoe.convert(compiled, example_input=X)  # type: ignore[arg-type]
-    plan = plan_conversion(nn.Sequential(conv(), compiled), example_input=X)  # type: ignore[arg-type]
-    assert plan.left == {"1": "torch.jit has compiled it; convert the network before"}

@@ -191,21 +191,6 @@ def test_what_is_frozen_stays_frozen_and_the_rest_learns() -> None:
     assert [layer.gate.scores.requires_grad for layer in found.values()] == [True, True, True, False]  # type: ignore[union-attr]
 
 
-def test_layers_of_different_precision_have_gates_of_their_own() -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.single = nn.Conv2d(2, 2, 3, padding=1)
-            self.wide = nn.Conv2d(2, 2, 3, padding=1, dtype=torch.float64)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.wide(self.single(x).double())
-
-    found = layers(smoe.convert(Mixed(), example_input=torch.randn(1, 2, 5, 5), rule=RC, order="score"))
-    assert found["single"].gate.scores.dtype == torch.float32  # type: ignore[union-attr]
-    assert found["wide"].gate.scores.dtype == torch.float64  # type: ignore[union-attr]
-
-
 def test_a_convolution_that_is_not_called_by_its_name_is_refused() -> None:
     class Hidden(nn.Module):
         def __init__(self) -> None:

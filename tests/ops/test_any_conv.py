@@ -63,8 +63,7 @@ def loop(input, weight, indices, expert_channels, options):
     return stacked.movedim(-1, 1)
 
 
-@pytest.mark.parametrize("expert_channels", [1, 2])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "expert_channels"), [(name, 1 + number % 2) for number, name in enumerate(OPTIONS)])
 def test_output_and_every_gradient_are_those_of_the_loop(name, expert_channels):
     options = OPTIONS[name]
     input = torch.randn(2, 4, 4, 5, dtype=torch.float64, requires_grad=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.ops._healpix import border_sources, check_healpix_coordinates, face_pixels, healpix_coordinates, pad_faces
+from smoe.ops._healpix import check_healpix_coordinates, face_pixels, healpix_coordinates, pad_faces
 
 healpy = pytest.importorskip("healpy")
 
 
-@pytest.mark.parametrize("nside", [1, 2, 8])
+@pytest.mark.parametrize("nside", [1, 8])
 def test_orders(nside):
     nested, ring = face_pixels(nside, "nested"), face_pixels(nside, "ring")
     face, y, x = torch.meshgrid(torch.arange(12), torch.arange(nside), torch.arange(nside), indexing="ij")
@@ -66,18 +66,6 @@ def test_gradients_of_wide_borders(width):
     torch.autograd.gradcheck(lambda part: pad_faces(part, width), faces, fast_mode=True)
     # A constant sphere has a constant border.
     assert (pad_faces(torch.ones_like(faces), width) == 1.0).all()
-
-
-@pytest.mark.parametrize("width", [1, 2, 3])
-def test_compiled_programs_gather_the_same_borders(width, monkeypatch):
-    faces = torch.randn(2, 2, 12, 3, 3, dtype=torch.float64, requires_grad=True)
-    expected = pad_faces(faces, width)
-    error = torch.randn_like(expected)
-    (gradient,) = torch.autograd.grad(expected, faces, error)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    actual = pad_faces(faces, width, border_sources(3, width))
-    assert torch.equal(actual, expected)
-    torch.testing.assert_close(torch.autograd.grad(actual, faces, error)[0], gradient)
 
 
 def test_the_order_is_detected_by_coordinates():

@@ -69,10 +69,11 @@ def test_results_do_not_depend_on_threads(B: int, X: int, E: int, F: int) -> Non
     assert torch.equal(first, damp_error(error, is_damped, 0.5, F))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("damping", [None, 0.0, 0.1])
 @pytest.mark.parametrize("num_samples", [1, 5], ids=["shared scores", "scores of each sample"])
-@pytest.mark.parametrize(("X", "E", "F"), [(3, 1, 1), (6, 2, 1), (5, 4, 1), (7, 3, 2), (4, 1, 3)])
+@pytest.mark.parametrize(
+    ("X", "E", "F", "damping", "threads"),
+    [(3, 1, 1, None, 1), (6, 2, 1, 0.0, 2), (5, 4, 1, 0.1, 1), (7, 3, 2, 0.1, 2), (4, 1, 3, 0.0, 1)],
+)
 def test_equals_the_definitions(X: int, E: int, F: int, num_samples: int, damping: float | None, threads: int) -> None:
     B, P = 5, 63
     error = torch.randn(B, E * F, P) * 1e-3

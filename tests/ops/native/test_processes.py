@@ -34,33 +34,6 @@ def test_threads_that_share_a_layer_in_inference_compute_the_same(gate: torch.nn
         assert all(pool.map(compute, range(400)))
 
 
-FORK = """
-import os, select, signal
-import torch
-from smoe.ops import routed_conv2d
-
-torch.set_num_threads(2)
-input, weight = torch.randn(1, 9, 60, 80), torch.randn(7, 9, 3, 3)
-routing = torch.rand(1, 7, 4800).topk(5, dim=1).indices.int()
-expected = routed_conv2d(input, weight, routing)
-reading, writing = os.pipe()
-child = os.fork()
-if child == 0:
-    # A comparison by torch would itself wait for the threads of OpenMP.
-    output = routed_conv2d(input, weight, routing)
-    os.write(writing, b"equal" if output.numpy().tobytes() == expected.numpy().tobytes() else b"other")
-    os._exit(0)
-print(os.read(reading, 5).decode() if select.select([reading], [], [], 60)[0] else "hangs")
-os.kill(child, signal.SIGKILL)
-os.waitpid(child, 0)
-"""
-
-
-def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have() -> None:
-    result = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=280)
-    assert (result.stdout, result.returncode) == ("equal\n", 0), result.stderr
-
-
 # One thread convolves with routings that are new each time, so that plans are made most of the time; the other forks,
 # and each child convolves. A child that does not answer within a minute hangs.
 FORKS = """

@@ -34,7 +34,7 @@ def make_tensors(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.
     return input, weight, indices, error
 
 
-RULES = [None, "rc", "straight_through", "end_to_end", "frozen", "probe(window=1)"]
+RULES = [None, "rc", "straight_through", "end_to_end", "frozen"]
 
 
 def make_layer(rule: str | None = None) -> SpatialMoE2d:
@@ -134,20 +134,6 @@ def test_step_repeats_bit_by_bit(batch, rule):
         torch.use_deterministic_algorithms(False)
     for (name, parameter), twin in zip(layer.named_parameters(), other.parameters(), strict=True):
         assert parameter.grad is not None and twin.grad is not None and torch.equal(parameter.grad, twin.grad), name
-
-
-def test_compiled_layer_equals_the_layer(batch):
-    layer = make_layer("rc")
-    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
-    torch.testing.assert_close(compiled(batch[0]), layer(batch[0]), rtol=1e-4, atol=1e-4)
-
-
-def test_autocast(batch):
-    layer = make_layer("rc")
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        output = layer(batch[0])
-    assert output.dtype == torch.bfloat16
-    torch.testing.assert_close(output.float(), layer(batch[0]), rtol=0.05, atol=0.1)
 
 
 def test_memory_does_not_grow_with_the_bank():
