@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
 
+from routed_conv_cases import loop_routed_conv
 from smoe.ops._any_conv import ConvOptions, conv_sizes, routed_any_conv
+
+
+def loop(input, weight, indices, expert_channels, options):
+    """The definition with the options of a convolution."""
+    return loop_routed_conv(
+        *(input, weight, indices, expert_channels, options.stride, options.padding_mode),
+        padding=options.padding,
+        dilation=options.dilation,
+        groups=options.groups,
+    )
+
 
 OPTIONS = {
     "groups": ConvOptions((1, 1), ((1, 1), (1, 1)), (1, 1), 2, "zeros"),
@@ -19,48 +29,6 @@ OPTIONS = {
     "reflect": ConvOptions((1, 1), ((1, 1), (2, 2)), (1, 2), 1, "reflect"),
     "longitude": ConvOptions((1, 1), ((1, 1), (2, 1)), (1, 1), 2, "longitude"),
 }
-
-
-def source(place: int, size: int, mode: str, *, is_last: bool) -> int | None:
-    """The pixel of an axis that a place shows; None for zero."""
-    if 0 <= place < size:
-        return place
-    if mode == "circular" or (mode == "longitude" and is_last):
-        return place % size
-    if mode == "replicate":
-        return min(max(place, 0), size - 1)
-    if mode == "reflect":
-        return -place if place < 0 else 2 * (size - 1) - place
-    return None
-
-
-def loop(input, weight, indices, expert_channels, options):
-    """Samples, pixels, slots and taps, one after the other."""
-    sizes, kernel = input.shape[2:], weight.shape[2:]
-    grid = conv_sizes(sizes, kernel, options)
-    per_group, num_slots = weight.shape[1], indices.shape[1]
-    outputs = []
-    for sample, (row, column), slot in itertools.product(
-        range(len(input)), itertools.product(*map(range, grid)), range(num_slots)
-    ):
-        expert = int(indices[0, slot, row * grid[1] + column])
-        group = slot * options.groups // num_slots
-        total = torch.zeros(expert_channels, dtype=input.dtype)
-        for i, j in itertools.product(*map(range, kernel)):
-            places = [
-                source(at * stride + tap * step - before, size, options.padding_mode, is_last=is_last)
-                for at, stride, tap, step, (before, _), size, is_last in zip(
-                    *((row, column), options.stride, (i, j), options.dilation, options.padding, sizes, (False, True)),
-                    strict=True,
-                )
-            ]
-            if None in places:
-                continue
-            pixel = input[sample, group * per_group : (group + 1) * per_group, places[0], places[1]]
-            total = total + weight[expert * expert_channels : (expert + 1) * expert_channels, :, i, j] @ pixel
-        outputs.append(total)
-    stacked = torch.stack(outputs).view(len(input), *grid, num_slots * expert_channels)
-    return stacked.movedim(-1, 1)
 
 
 @pytest.mark.parametrize(("name", "expert_channels"), [(name, 1 + number % 2) for number, name in enumerate(OPTIONS)])

@@ -1,67 +1,39 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smoe
-from routed_conv_cases import reference_routed_conv2d
-from smoe.ops import output_grid, routed_conv2d
+from routed_conv_cases import Case, assert_near, make_problem
+from smoe.ops import routed_conv2d
 from smoe.options import PADDING_MODES, Order
 from smoe_paper.baselines.gates import ConvGate
 
 
-def compare_with_definition(
-    batch: int,
-    in_channels: int,
-    grid: tuple[int, int],
-    num_experts: int,
-    num_selected: int,
-    *,
-    kernel_size: tuple[int, int] = (3, 3),
-    expert_channels: int = 1,
-    stride: int = 1,
-    padding_mode: Any = "zeros",
-    per_sample: bool = False,
-    usable_experts: int | None = None,
-    dtype: torch.dtype = torch.float64,
-) -> torch.Tensor:
+def compare_with_definition(case: Case, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Forward and every gradient against the loops in float64; returns the weight's gradient."""
-    torch.manual_seed(batch * 1000 + grid[0] * 100 + grid[1] * 10 + num_experts)
-    values = torch.randn(batch, in_channels, *grid, dtype=torch.float64)
-    weight = torch.randn(num_experts * expert_channels, in_channels, *kernel_size, dtype=torch.float64)
-    rows, columns = output_grid(*grid, stride)
-    ranks = torch.rand(batch if per_sample else 1, num_experts, rows * columns)
-    if usable_experts is not None:
-        ranks[:, usable_experts:] = -1.0
-    indices = ranks.argsort(dim=1, descending=True)[:, :num_selected].int()
-
-    results: list[tuple[torch.Tensor, ...]] = []
-    error = torch.randn(batch, num_selected * expert_channels, rows, columns, dtype=torch.float64)
-    for function, kind in ((routed_conv2d, dtype), (reference_routed_conv2d, torch.float64)):
-        x, w = (part.to(kind, copy=True).requires_grad_() for part in (values, weight))
-        output = function(x, w, indices, expert_channels=expert_channels, stride=stride, padding_mode=padding_mode)
-        gradients = torch.autograd.grad(output, (x, w), error.to(kind))
-        results.append((output.detach(), *gradients))
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    for name, actual, expected in zip(("output", "input.grad", "weight.grad"), *results, strict=True):
-        scale = float(expected.abs().max().clamp_min(1e-30))
-        assert float((actual.double() - expected).abs().max()) <= tolerance * scale, name
-    return results[0][2]
+    problem = make_problem(case, dtype, torch.device("cpu"))
+    x, weight = (part.requires_grad_() for part in (problem.input, problem.weight))
+    options = {"expert_channels": case.expert_channels, "stride": case.stride, "padding_mode": case.padding_mode}
+    output = routed_conv2d(x, weight, problem.indices, **options)
+    results = (output.detach(), *torch.autograd.grad(output, (x, weight), problem.error))
+    for name, actual, expected in zip(("output", "input.grad", "weight.grad"), results, problem.truth, strict=True):
+        assert_near(name, actual, expected)
+    return results[2]
 
 
 @pytest.mark.parametrize("padding_mode", PADDING_MODES)
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1)])
 def test_kernel_larger_than_the_grid(grid, padding_mode):
-    compare_with_definition(2, 1, grid, 3, 2, kernel_size=(7, 5), padding_mode=padding_mode)
+    compare_with_definition(Case(2, 1, 3, 2, grid, (7, 5), padding_mode=padding_mode))
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_expert_nobody_chose_gets_no_gradient(per_sample):
-    gradient = compare_with_definition(2, 1, (5, 4), 4, 2, expert_channels=2, usable_experts=3, per_sample=per_sample)
+    case = Case(2, 1, 4, 2, (5, 4), expert_channels=2, usable=3, per_sample=per_sample)
+    gradient = compare_with_definition(case)
     assert gradient[:6].abs().min() > 0
     assert gradient[6:].abs().max() == 0
 
@@ -69,19 +41,19 @@ def test_expert_nobody_chose_gets_no_gradient(per_sample):
 def draw_and_compare(data: st.DataObject) -> None:
     num_experts = data.draw(st.integers(1, 9), "X")
     odd = st.sampled_from([1, 3, 5])
-    compare_with_definition(
+    case = Case(
         data.draw(st.integers(1, 9), "B"),
         data.draw(st.integers(1, 9), "C"),
-        (data.draw(st.integers(1, 5), "H"), data.draw(st.integers(1, 5), "W")),
         num_experts,
         data.draw(st.integers(1, num_experts), "E"),
-        kernel_size=(data.draw(odd, "kh"), data.draw(odd, "kw")),
-        expert_channels=data.draw(st.integers(1, 2), "F"),
-        stride=data.draw(st.integers(1, 3), "stride"),
-        padding_mode=data.draw(st.sampled_from(PADDING_MODES), "padding_mode"),
+        (data.draw(st.integers(1, 5), "H"), data.draw(st.integers(1, 5), "W")),
+        (data.draw(odd, "kh"), data.draw(odd, "kw")),
+        data.draw(st.integers(1, 2), "F"),
+        data.draw(st.integers(1, 3), "stride"),
+        data.draw(st.sampled_from(PADDING_MODES), "padding_mode"),
         per_sample=data.draw(st.booleans(), "per_sample"),
-        dtype=data.draw(st.sampled_from([torch.float32, torch.float64]), "dtype"),
     )
+    compare_with_definition(case, data.draw(st.sampled_from([torch.float32, torch.float64]), "dtype"))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

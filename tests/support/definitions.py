@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from routed_conv_cases import reference_routed_conv2d
+from routed_conv_cases import loop_routed_conv
 from smoe.nn import FixedGate, RoutedLayer, SpatialMoE2d, TensorGate
+from smoe.ops import output_grid
 from smoe.rules import EndToEnd, RoutingClassification
 
 
@@ -55,23 +56,9 @@ def loop_top_experts(scores: torch.Tensor, num_selected: int, order: str = "scor
 
 def loop_conv2d(input: torch.Tensor, kernel: torch.Tensor, stride: int, padding_mode: str) -> torch.Tensor:
     """`(B, C, H, W)` with a kernel `(O, C, kh, kw)` of odd sides: pixel by pixel and tap by tap, borders included."""
-    B, _, H, W = input.shape
-    out_channels, _, rows, columns = kernel.shape
-    pixels = [(h, w) for h in range(0, H, stride) for w in range(0, W, stride)]
-    outputs = []
-    for h, w in pixels:
-        total = torch.zeros(B, out_channels, dtype=input.dtype)
-        for i in range(rows):
-            for j in range(columns):
-                row, column = h + i - rows // 2, w + j - columns // 2
-                if padding_mode == "circular":
-                    row %= H
-                if padding_mode in ("circular", "longitude"):
-                    column %= W
-                if 0 <= row < H and 0 <= column < W:
-                    total = total + input[:, :, row, column] @ kernel[:, :, i, j].T
-        outputs.append(total)
-    return torch.stack(outputs, dim=-1).reshape(B, out_channels, len(range(0, H, stride)), len(range(0, W, stride)))
+    pixels = math.prod(output_grid(input.shape[2], input.shape[3], stride))
+    everywhere = torch.arange(len(kernel))[None, :, None].expand(1, -1, pixels)
+    return loop_routed_conv(input, kernel, everywhere, 1, stride, padding_mode)
 
 
 @dataclass(frozen=True)
@@ -158,14 +145,7 @@ def define_layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: tor
     per_sample = scores.expand(x.shape[0], -1, -1)
     indices = loop_top_experts(per_sample, layer.gate.num_selected, layer.gate.order)
     F_ = layer._expert_channels
-    selected = reference_routed_conv2d(
-        x,
-        layer.weight,
-        indices,
-        expert_channels=F_,
-        stride=layer.stride[0],
-        padding_mode=layer.padding_mode,  # type: ignore[arg-type]
-    )
+    selected = loop_routed_conv(x, layer.weight, indices, F_, layer.stride[0], layer.padding_mode)
     chosen = per_sample.gather(1, indices.long()).repeat_interleave(F_, dim=1)
     weights = chosen.unflatten(2, selected.shape[2:])
     output = selected * weights if layer._weighted else selected

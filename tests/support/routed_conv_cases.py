@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,58 +12,63 @@ from smoe.ops import output_grid
 from smoe.options import PaddingMode
 
 
-def reference_routed_conv2d(
+def loop_routed_conv(
     input: torch.Tensor,
     weight: torch.Tensor,
     indices: torch.Tensor,
-    *,
     expert_channels: int = 1,
-    stride: int = 1,
-    padding_mode: PaddingMode = "zeros",
+    stride: int | Sequence[int] = 1,
+    padding_mode: str = "zeros",
+    *,
+    padding: Sequence[tuple[int, int]] | None = None,
+    dilation: Sequence[int] | None = None,
+    groups: int = 1,
 ) -> torch.Tensor:
-    """Loops over samples, pixels, selected experts and taps; arguments as `smoe.ops.routed_conv2d`.
+    """Loops over samples, pixels, selected experts `(1 or B, E, P)` and taps, for any number of axes.
 
     Autograd differentiates it, so it defines the gradients too. Use it on small grids.
     """
-    B, _, H, W = input.shape
-    kernel_height, kernel_width = weight.shape[2:]
-    output_height, output_width = output_grid(H, W, stride)
-    indices = indices.expand(B, -1, -1).unflatten(2, (output_height, output_width))
-    E = indices.shape[1]
-    experts = weight.unflatten(0, (-1, expert_channels))
+    sizes, kernel = input.shape[2:], weight.shape[2:]
+    steps = (stride,) * len(kernel) if isinstance(stride, int) else stride
+    padding = [(size // 2, size // 2) for size in kernel] if padding is None else padding
+    dilation = (1,) * len(kernel) if dilation is None else dilation
+    axes = list(zip(sizes, kernel, steps, padding, dilation, strict=True))
+    grid = [(size + sum(pad) - far * (taps - 1) - 1) // step + 1 for size, taps, step, pad, far in axes]
+    experts, per_group, num_slots = weight.unflatten(0, (-1, expert_channels)), weight.shape[1], indices.shape[1]
 
-    def pixel(sample: int, row: int, column: int) -> torch.Tensor:
-        if padding_mode in ("circular", "longitude"):
-            column %= W
-        if padding_mode == "circular":
-            row %= H
-        if not (0 <= row < H and 0 <= column < W):
-            return torch.zeros_like(input[sample, :, 0, 0])
-        return input[sample, :, row, column]
+    def source(place: int, size: int, *, is_last: bool) -> int | None:
+        """The pixel of an axis that a place shows; None for zero."""
+        if 0 <= place < size:
+            return place
+        if padding_mode == "circular" or (padding_mode == "longitude" and is_last):
+            return place % size
+        if padding_mode == "replicate":
+            return min(max(place, 0), size - 1)
+        if padding_mode == "reflect":
+            return -place if place < 0 else 2 * (size - 1) - place
+        return None
 
-    def output_pixel(sample: int, slot: int, row: int, column: int) -> torch.Tensor:
-        expert = experts[int(indices[sample, slot, row, column])]
-        total = torch.zeros_like(expert[:, 0, 0, 0])
-        for i in range(kernel_height):
-            for j in range(kernel_width):
-                source = pixel(sample, row * stride + i - kernel_height // 2, column * stride + j - kernel_width // 2)
-                total = total + expert[:, :, i, j] @ source
-        return total
-
-    pixels = [
-        output_pixel(sample, slot, row, column)
-        for sample in range(B)
-        for slot in range(E)
-        for row in range(output_height)
-        for column in range(output_width)
-    ]
-    stacked = torch.stack(pixels).reshape(B, E, output_height, output_width, expert_channels)
-    return stacked.permute(0, 1, 4, 2, 3).flatten(1, 2)
+    outputs = []
+    for sample, (pixel, place) in itertools.product(range(len(input)), enumerate(itertools.product(*map(range, grid)))):
+        for slot in range(num_slots):
+            expert = experts[int(indices[sample % len(indices), slot, pixel])]
+            first = slot * groups // num_slots * per_group
+            total = torch.zeros(expert_channels, dtype=input.dtype)
+            for tap in itertools.product(*map(range, kernel)):
+                at = [
+                    source(where * step + t * far - pad[0], size, is_last=axis == len(axes) - 1)
+                    for axis, (where, t, (size, _, step, pad, far)) in enumerate(zip(place, tap, axes, strict=True))
+                ]
+                if None not in at:
+                    channels = slice(first, first + per_group)
+                    total = total + expert[(slice(None), slice(None), *tap)] @ input[(sample, channels, *at)]
+            outputs.append(total)
+    return torch.stack(outputs).view(len(input), *grid, num_slots * expert_channels).movedim(-1, 1)
 
 
 # Rounding of the operands is not an error of the kernel: both sides get the rounded values. What is left is the order
 # of float32 sums, and for half precision the rounding of the result.
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class Case:
     stride: int = 1
     padding_mode: PaddingMode = "zeros"
     usable: int | None = None
+    per_sample: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,8 @@ def make_problem(case: Case, dtype: torch.dtype, device: torch.device) -> Proble
     input = normal(case.batch, case.channels, *case.grid)
     weight = normal(case.num_experts * case.expert_channels, case.channels, *case.kernel)
     error = normal(case.batch, case.num_selected * case.expert_channels, rows, columns)
-    ranks = torch.rand(1, case.num_experts, rows * columns, generator=generator)
+    samples = case.batch if case.per_sample else 1
+    ranks = torch.rand(samples, case.num_experts, rows * columns, generator=generator)
     if case.usable is not None:
         ranks[:, case.usable :] = -1.0
     indices = ranks.argsort(dim=1, descending=True)[:, : case.num_selected].to(device, torch.int32)
@@ -110,14 +119,8 @@ def make_problem(case: Case, dtype: torch.dtype, device: torch.device) -> Proble
     if case.batch == 0:
         truth = (error.cpu().double(), input.cpu().double(), torch.zeros_like(weight).cpu().double())
         return Problem(input, weight, indices, error, truth)
-    output = reference_routed_conv2d(
-        exact_input,
-        exact_weight,
-        indices.cpu(),
-        expert_channels=case.expert_channels,
-        stride=case.stride,
-        padding_mode=case.padding_mode,
-    )
+    options = (case.expert_channels, case.stride, case.padding_mode)
+    output = loop_routed_conv(exact_input, exact_weight, indices.cpu(), *options)
     by_input, by_weight = torch.autograd.grad(output, (exact_input, exact_weight), error.cpu().double())
     return Problem(input, weight, indices, error, (output.detach(), by_input, by_weight))
 

@@ -65,13 +65,7 @@ _INITS = ("uniform", "kaiming", "smooth")
 
 
 def check_start(init: GateInit, correlation_length: float | None, inits: tuple[str, ...] = _INITS) -> None:
-    """Refuses a start that a gate does not have, and a correlation length without smooth fields.
-
-    Args:
-        init: Name of the start.
-        correlation_length: Correlation length that was given; None if none was.
-        inits: Names of the starts that the gate has.
-    """
+    """Refuses a start that a gate does not have, and a correlation length without smooth fields."""
     if init not in inits:
         raise ValueError(f"init must be one of {', '.join(inits)}, got {init!r}")
     if correlation_length is not None and init != "smooth":
@@ -94,10 +88,8 @@ def check_strength(strength: float) -> None:
 def draw_start(values: torch.Tensor, init: GateInit, correlation_length: float | None) -> None:
     """Fills values `(N, *grid)` with zeros (`uniform`), or with random numbers of standard deviation 1.
 
-    Args:
-        values: Values to fill.
-        init: `uniform`, `kaiming` for independent numbers, or `smooth` for random fields.
-        correlation_length: Correlation length of the smooth fields in pixels; an eighth of the shorter side if None.
+    They are independent (`kaiming`) or `smooth` fields, whose correlation length is an eighth of the shorter side if
+    None.
     """
     if init == "uniform":
         values.zero_()
@@ -108,29 +100,19 @@ def draw_start(values: torch.Tensor, init: GateInit, correlation_length: float |
 
 
 def expert_membership(groups: torch.Tensor, num_experts: int, num_families: int = 1) -> torch.Tensor:
-    """How much each pixel belongs to the group that each expert serves.
+    """How much each pixel belongs to the group that each expert serves, `(X, *grid)` in [0, 1], float32.
 
-    Args:
-        groups: Map `(*grid)` as for `group_membership`.
-        num_experts: X.
-        num_families: Families, each of which is dealt to the groups apart.
-
-    Returns:
-        `(X, *grid)` in [0, 1], float32.
+    Each family is dealt to the groups of the map `(*grid)` apart.
     """
     membership = group_membership(groups)
     return membership[group_of_expert(num_experts, len(membership), num_families).to(membership.device)]
 
 
 def group_membership(groups: torch.Tensor) -> torch.Tensor:
-    """How much each pixel belongs to each group.
+    """How much each pixel belongs to each group, `(G, *grid)` in [0, 1], float32.
 
-    Args:
-        groups: `(*grid)`: group numbers from 0 up, or a fraction in [0, 1], such as that of land, which makes two
-            groups: group 0 with membership 1 - fraction and group 1 with membership fraction.
-
-    Returns:
-        `(G, *grid)` in [0, 1], float32.
+    The groups `(*grid)` are numbers from 0 up, or a fraction in [0, 1], such as that of land, which makes two: group 0
+    with membership 1 - fraction and group 1 with membership fraction.
     """
     check_grid(tuple(groups.shape))
     return _fraction_membership(groups) if groups.is_floating_point() else _number_membership(groups)
@@ -157,19 +139,14 @@ def group_of_expert(num_experts: int, num_groups: int, num_families: int = 1) ->
 
 
 def _fraction_membership(fraction: torch.Tensor) -> torch.Tensor:
-    if not fraction.is_meta:
-        _check_fraction(fraction)
-    return torch.stack([1.0 - fraction, fraction]).float()
-
-
-def _check_fraction(fraction: torch.Tensor) -> None:
-    if fraction.isnan().any():
+    if not fraction.is_meta and fraction.isnan().any():
         raise ValueError(f"the map of fractions has {int(fraction.isnan().sum())} NaN; fill them before making a gate")
-    low, high = (float(bound) for bound in fraction.aminmax())
-    if low < 0.0 or high > 1.0:
+    if not fraction.is_meta and not bool(((fraction >= 0.0) & (fraction <= 1.0)).all()):
+        low, high = (float(bound) for bound in fraction.aminmax())
         raise ValueError(
             f"a map of fractions must lie in [0, 1], got [{low}, {high}]; for group numbers give an integer map"
         )
+    return torch.stack([1.0 - fraction, fraction]).float()
 
 
 def _number_membership(groups: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""Keeps the sorted edges of the last graph, because most models see one graph for ever."""
+"""The SMoE layer on a graph: linear maps of the neighbourhood of each node."""
 
 from __future__ import annotations
 
 import math
 import weakref
 from collections.abc import Callable
-from typing import Self, Unpack
+from typing import NotRequired, Self, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -30,14 +30,9 @@ from smoe.ops._routed_conv import routed_conv
 
 
 class KeptGraph:
-    """A sorted graph, and what is known about the edges it was made of.
+    """The sorted edges of the last graph, and what is known about them: most models see one graph for ever.
 
-    Args:
-        edge_index: The edges.
-        graph: The graph.
-
-    Attributes:
-        graph: The graph.
+    Threads may share a layer: the graph is replaced as a whole, and a thread works on the one that it found or made.
     """
 
     def __init__(self, edge_index: torch.Tensor, graph: SparseGraph) -> None:
@@ -61,47 +56,11 @@ class KeptGraph:
         return True
 
     def factors(self, dtype: torch.dtype, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The factors `(1, M)` of edges without weights, made once.
-
-        Args:
-            dtype: Dtype of the factors.
-            make: Makes them.
-        """
+        """The factors `(1, M)` of edges without weights, made once."""
         factors = self._factors
         if factors is None or factors.dtype != dtype:
             factors = self._factors = make()
         return factors
-
-
-class GraphMemory:
-    """The last graph of a layer.
-
-    Threads may share it: a graph is replaced as a whole, together with what belongs to it, and a thread works on the
-    one that it found or made.
-    """
-
-    def __init__(self) -> None:
-        self._kept: KeptGraph | None = None
-
-    def find(self, edge_index: torch.Tensor, num_nodes: int) -> KeptGraph | None:
-        """The sorted graph, if these are the edges it was made of."""
-        kept = self._kept
-        return kept if kept is not None and kept.is_of(edge_index, num_nodes) else None
-
-    def keep(self, edge_index: torch.Tensor, graph: SparseGraph) -> KeptGraph:
-        """Keeps a graph and the edges it was made of."""
-        kept = self._kept = KeptGraph(edge_index, graph)
-        return kept
-
-    def __getstate__(self) -> dict[str, object]:
-        return {}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        del state
-        self.__init__()
-
-    def __deepcopy__(self, memo: dict[int, object]) -> GraphMemory:
-        return GraphMemory()
 
 
 def _seen(edge_index: torch.Tensor) -> tuple[weakref.ref[torch.Tensor] | None, int]:
@@ -113,11 +72,6 @@ class Neighbourhood:
     """Computes `[x(p), sum_q phi_0(q, p) x(q), ..., sum_q phi_D(q, p) x(q)]` at each node p.
 
     On a CPU the edges are sorted once and kept until others come.
-
-    Args:
-        aggregation: `mean`, `sum` or `gcn`.
-        edge_dim: D, the number of columns of `edge_attr`.
-        root: Whether the features of the node itself come first.
     """
 
     def __init__(self, aggregation: Aggregation, edge_dim: int, root: bool) -> None:
@@ -128,7 +82,10 @@ class Neighbourhood:
         self.aggregation: Aggregation = aggregation
         self.edge_dim = edge_dim
         self.root = root
-        self._memory = GraphMemory()
+        self._kept: KeptGraph | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_kept": None}
 
     @property
     def num_blocks(self) -> int:
@@ -137,7 +94,7 @@ class Neighbourhood:
 
     def is_new(self, edge_index: torch.Tensor, num_nodes: int) -> bool:
         """Whether the edges are not those that were sorted last."""
-        return self._memory.find(edge_index, num_nodes) is None
+        return self._kept is None or not self._kept.is_of(edge_index, num_nodes)
 
     def features(
         self,
@@ -147,14 +104,9 @@ class Neighbourhood:
         edge_attr: torch.Tensor | None,
         num_nodes: int,
     ) -> torch.Tensor:
-        """Features of the neighbourhoods, `(S, num_blocks * C, N)`; gradients reach all floating arguments.
+        """Features `(S, num_blocks * C, N)` of `(S, N, C)`; gradients reach all floating arguments.
 
-        Args:
-            x: `(S, N, C)`.
-            edge_index: `(2, M)`.
-            edge_weight: `(M,)`.
-            edge_attr: `(M, D)`.
-            num_nodes: Nodes that the edges number: N, or S * N.
+        The edges number `num_nodes` nodes: N, or S * N.
         """
         self._check(edge_index, edge_weight, edge_attr)
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -187,10 +139,11 @@ class Neighbourhood:
             raise ValueError(f"edge_attr must be {wanted} for edge_dim={self.edge_dim}, got {given}")
 
     def _sorted(self, edge_index: torch.Tensor, num_nodes: int) -> KeptGraph:
-        kept = self._memory.find(edge_index, num_nodes)
-        if kept is None:
+        kept = self._kept
+        if kept is None or not kept.is_of(edge_index, num_nodes):
             check_edges(edge_index, num_nodes)
-            kept = self._memory.keep(edge_index, SparseGraph(self._all_edges(edge_index, num_nodes), num_nodes))
+            graph = SparseGraph(self._all_edges(edge_index, num_nodes), num_nodes)
+            kept = self._kept = KeptGraph(edge_index, graph)
         return kept
 
     def _all_edges(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
@@ -210,6 +163,17 @@ class Neighbourhood:
         if self.aggregation == "gcn":
             weight = one_self_loop_each(edge_index, weight, num_nodes)
         return edge_factors(all_edges, weight, num_nodes, self.aggregation)[None]
+
+
+class GraphBankOptions(BankOptions):
+    """Keyword arguments of `GraphMoE.from_experts`."""
+
+    num_nodes: NotRequired[int | None]
+    aggregation: NotRequired[Aggregation]
+    edge_dim: NotRequired[int]
+    root: NotRequired[bool]
+    coordinates: NotRequired[torch.Tensor | None]
+    fixed_graph: NotRequired[bool]
 
 
 class GraphMoE(FilterBank):
@@ -258,41 +222,24 @@ class GraphMoE(FilterBank):
         **options: Unpack[LayerOptions],
     ) -> None:
         num_experts, num_selected, bank = as_bank(out_channels, **options)
-        geometry = (num_nodes, Neighbourhood(aggregation, edge_dim, root), coordinates, fixed_graph)
+        geometry = (num_nodes, aggregation, edge_dim, root, coordinates, fixed_graph)
         self._init_graph(in_channels, num_experts, num_selected, *geometry, **bank)
 
     @classmethod
     def from_experts(
-        cls,
-        in_channels: int,
-        num_experts: int,
-        num_selected: int,
-        *,
-        num_nodes: int | None = None,
-        aggregation: Aggregation = "mean",
-        edge_dim: int = 0,
-        root: bool = True,
-        coordinates: torch.Tensor | None = None,
-        fixed_graph: bool = True,
-        **options: Unpack[BankOptions],
+        cls, in_channels: int, num_experts: int, num_selected: int, **options: Unpack[GraphBankOptions]
     ) -> Self:
-        """The layer in the paper's terms, as `SpatialMoE2d.from_experts`.
+        """The layer in the paper's terms, with X experts of which E are selected at each node.
 
         Args:
             in_channels: C, the number of features of a node.
             num_experts: X, the number of experts in the bank.
             num_selected: E, the number of experts selected at each node.
-            num_nodes: As for the layer, like all arguments that are not described here.
-            aggregation: What divides the sums.
-            edge_dim: D.
-            root: Whether the experts see the features of the node itself.
-            coordinates: Coordinates of the nodes.
-            fixed_graph: Refuse other edges than those of the first pass.
-            **options: As for `SpatialMoE2d.from_experts`.
+            **options: `num_nodes`, `aggregation`, `edge_dim`, `root`, `coordinates` and `fixed_graph` as for the layer,
+                and the options of `SpatialMoE2d.from_experts`.
         """
         layer = cls.__new__(cls)
-        geometry = (num_nodes, Neighbourhood(aggregation, edge_dim, root), coordinates, fixed_graph)
-        layer._init_graph(in_channels, num_experts, num_selected, *geometry, **options)
+        layer._init_graph(in_channels, num_experts, num_selected, **options)
         return layer
 
     def _init_graph(
@@ -300,12 +247,15 @@ class GraphMoE(FilterBank):
         in_channels: int,
         num_experts: int,
         num_selected: int,
-        num_nodes: int | None,
-        neighbourhood: Neighbourhood,
-        coordinates: torch.Tensor | None,
-        fixed_graph: bool,
+        num_nodes: int | None = None,
+        aggregation: Aggregation = "mean",
+        edge_dim: int = 0,
+        root: bool = True,
+        coordinates: torch.Tensor | None = None,
+        fixed_graph: bool = True,
         **options: Unpack[BankOptions],
     ) -> None:
+        neighbourhood = Neighbourhood(aggregation, edge_dim, root)
         check_positive(in_channels=in_channels)
         if num_nodes is None and options.get("gate") is None:
             raise ValueError("give num_nodes, the number of nodes of the graph, or a gate")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -118,8 +118,9 @@ def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -
     padding_mode = layer.padding_mode if has_borders else "zeros"
     wraps = (padding_mode == "circular",) * (len(grid) - 1) + (padding_mode in ("circular", "longitude"),)
 
-    def resize(field: torch.Tensor, axes: Sequence[int] = (0, 1)) -> nn.Parameter:
-        """The field on the new grid; its last axes are these axes of the grid."""
+    def resize(field: torch.Tensor, axes: Sequence[int] | None = None) -> nn.Parameter:
+        """The field on the new grid; its last axes are these axes of the grid, all of them by default."""
+        axes = range(len(grid)) if axes is None else axes
         sizes, wrapped = tuple(grid[axis] for axis in axes), tuple(wraps[axis] for axis in axes)
         values = interpolate_grid(_checked(field, name), sizes, mode=mode, wraps=wrapped)
         return nn.Parameter(values.to(field.dtype), field.requires_grad)
@@ -128,47 +129,36 @@ def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -
         if layer.spatial_shape not in (None, grid):
             layer.resize_grid(grid, resize)
         return
-    _resize_gate(layer.gate, grid, mode, wraps, name)
+    _resize_gate(layer.gate, grid, resize, name)
     layer._plan_routing()
-    if isinstance(layer, GridMoE) and layer._affine is not None:
-        layer._affine.scale = _interpolated(layer._affine.scale, grid, mode, wraps, name)
-        layer._affine.offset = _interpolated(layer._affine.offset, grid, mode, wraps, name)
+    affine = layer._affine if isinstance(layer, GridMoE) else None
+    if affine is not None and tuple(affine.scale.shape[1:]) != grid:
+        affine.scale, affine.offset = resize(affine.scale), resize(affine.offset)
 
 
 def _resize_gate(
-    gate: SpatialGate, grid: tuple[int, ...], mode: Interpolation, wraps: tuple[bool, ...], name: str
+    gate: SpatialGate, grid: tuple[int, ...], resize: Callable[[torch.Tensor], nn.Parameter], name: str
 ) -> None:
     if isinstance(gate, NoisyGate):
-        _resize_gate(gate.gate, grid, mode, wraps, name)
+        _resize_gate(gate.gate, grid, resize, name)
     elif gate.spatial_shape in (None, grid) or any(hasattr(part, "resize_grid") for part in gate.modules()):
         # A layer that the gate holds is met for itself.
         return
     elif isinstance(gate, TensorGate):
-        gate.replace_numbers("scores", _interpolated(gate.scores, grid, mode, wraps, name))
+        gate.replace_numbers("scores", resize(gate.scores))
         gate.restart_memory(math.prod(grid))
     elif isinstance(gate, FactorisedGate):
         # Gates may share the embedding; the first one resizes it.
-        gate.embedding.replace_numbers("values", _interpolated(gate.embedding.values, grid, mode, wraps, name))
+        gate.embedding.replace_numbers("values", resize(gate.embedding.values))
     elif isinstance(gate, CoarseGate):
         gate.change_grid(grid)
     elif isinstance(gate, FixedGate):
-        scores = interpolate_grid(_checked(gate.scores, name), grid, mode=mode, wraps=wraps)
-        gate.scores = scores.to(gate.scores.dtype)
+        gate.scores = resize(gate.scores).detach()
     else:
         raise ValueError(
             f"the {type(gate).__name__} of {name} was made for the grid {gate.spatial_shape} and cannot be "
             f"interpolated to {grid}: its scores are no field"
         )
-
-
-def _interpolated(
-    field: nn.Parameter, grid: tuple[int, ...], mode: Interpolation, wraps: tuple[bool, ...], name: str
-) -> nn.Parameter:
-    return _like(field, interpolate_grid(_checked(field, name), grid, mode=mode, wraps=wraps))
-
-
-def _like(old: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
-    return old if values.shape == old.shape else nn.Parameter(values.detach().to(old.dtype), old.requires_grad)
 
 
 def _checked(field: torch.Tensor, name: str) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self, Unpack
+from typing import NotRequired, Required, Self, Unpack
 
 import torch
 
@@ -20,6 +20,14 @@ from smoe.ops._healpix import (
 )
 from smoe.ops._routed_conv import routed_conv
 from smoe.ops._routing import RoutingMap
+
+
+class SphereBankOptions(BankOptions):
+    """Keyword arguments of `HEALPixMoE.from_experts`."""
+
+    nside: Required[int]
+    pixel_order: NotRequired[HEALPixOrder]
+    coordinates: NotRequired[torch.Tensor | None]
 
 
 class HEALPixMoE(FilterBank):
@@ -70,27 +78,20 @@ class HEALPixMoE(FilterBank):
         num_experts: int,
         num_selected: int,
         kernel_size: int = 3,
-        *,
-        nside: int,
-        pixel_order: HEALPixOrder = "nested",
-        coordinates: torch.Tensor | None = None,
-        **options: Unpack[BankOptions],
+        **options: Unpack[SphereBankOptions],
     ) -> Self:
-        """The layer in the paper's terms, as `SpatialMoE2d.from_experts`.
+        """The layer in the paper's terms, with X experts of which E are selected at each pixel.
 
         Args:
             in_channels: C, the number of channels of the input.
             num_experts: X, the number of experts in the bank.
             num_selected: E, the number of experts selected at each pixel.
-            kernel_size: As for the layer, like all arguments that are not described here.
-            nside: n.
-            pixel_order: Order of pixels in an input.
-            coordinates: Latitude and longitude of the pixels.
-            **options: As for `SpatialMoE2d.from_experts`.
+            kernel_size: Odd size of the filters.
+            **options: `nside`, `pixel_order` and `coordinates` as for the layer, and the options of
+                `SpatialMoE2d.from_experts`.
         """
         layer = cls.__new__(cls)
-        geometry = (kernel_size, nside, pixel_order, coordinates)
-        layer._init_sphere(in_channels, num_experts, num_selected, *geometry, **options)
+        layer._init_sphere(in_channels, num_experts, num_selected, kernel_size, **options)
         return layer
 
     def _init_sphere(
@@ -100,8 +101,8 @@ class HEALPixMoE(FilterBank):
         num_selected: int,
         kernel_size: int,
         nside: int,
-        pixel_order: HEALPixOrder,
-        coordinates: torch.Tensor | None,
+        pixel_order: HEALPixOrder = "nested",
+        coordinates: torch.Tensor | None = None,
         **options: Unpack[BankOptions],
     ) -> None:
         check_nside(nside, pixel_order)

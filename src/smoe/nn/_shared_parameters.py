@@ -30,12 +30,7 @@ class SharedModule(nn.Module):
         return False
 
     def is_loaded_with(self, missing_keys: list[str], *, is_here: bool) -> bool:
-        """Whether another holder has loaded the module in this call of load_state_dict.
-
-        Args:
-            missing_keys: List of missing keys; each call has one.
-            is_here: Whether the state_dict holds the module under the holder that asks.
-        """
+        """Whether another holder has loaded the module in this call of load_state_dict, told by its `missing_keys`."""
         if is_here:
             self._loaded_with = missing_keys
         return self._loaded_with is missing_keys
@@ -46,12 +41,7 @@ class SharedModule(nn.Module):
 
 
 def save_once(holder: nn.Module, name: str) -> None:
-    """Lets a module that others hold too stand once in a state_dict, and be loaded from there.
-
-    Args:
-        holder: Module that holds it.
-        name: Name under which it does; there is a `SharedModule`.
-    """
+    """Lets the `SharedModule` of this name, which others hold too, stand once in a state_dict."""
     holder.register_state_dict_post_hook(partial(_drop_repeated, child=name))
     holder.register_load_state_dict_pre_hook(partial(_find_repeated, child=name))
 

@@ -17,32 +17,12 @@ from smoe.rules import Damping, RoutingClassification
 
 
 def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """Error of each choice, in the units of the data if the loss is a mean-squared error.
+    """Error `(B, E, P)` of each choice, not negative, at least float32; the mean over the F outputs of an expert.
 
     A mean-squared loss over N elements has the gradient 2/N (prediction - truth), so |error| N/2 is the prediction
-    error. For other losses and deeper layers it is a scaled proxy of it.
-
-    Under the mean CRPS of a corrected ensemble it is, at the network's two outputs,
-    s |2 Phi(z) - 1| and std |2 phi(z) - 1/sqrt(pi)|, with the ensemble's spread s, the forecast's std and the miss z in
-    units of it. These have the unit of the data but are bounded by the spread: the choices that count as wrong are
-    those where the ensemble is uncertain and the truth in a tail, and a miss of 5 std is no worse than one of 3. In a
-    hidden layer of C x h x w outputs it is (C h w) / (2 H W) times the change of the summed CRPS for each unit of an
-    output: the unit of the data per unit of an activation that has none. So the unit of the data does not change which
-    errors exceed the quantile, but what a tolerance means; and measuring tolerances by the layer's output does not
-    help, because outputs stay as they are when temperatures are given in mK while errors grow a thousandfold.
-
-    Under a cross-entropy it is, in a layer of C x h x w outputs, (C h w) / 2 times the
-    change of a sample's loss for each unit of an output: no unit at all, and of the order of 1 until the sample is
-    classified with confidence. Behind a ReLU an output that is cut has next to no error. So in a classifier the largest
-    errors are those of the outputs that are active, and these are what counts as wrong: see docs/images.md.
-
-    Args:
-        error: Gradient of the loss at the layer's output, `(B, E * F, P)`.
-        expert_channels: F; the errors of an expert's F outputs are averaged.
-        loss_scale: Factor the loss was multiplied by before its backward (loss scaler, accumulation); divided out.
-
-    Returns:
-        `(B, E, P)`, not negative, at least float32.
+    error, in the units of the data. For other losses and deeper layers it is a scaled proxy of it; docs/images.md says
+    what that means for a classifier. `loss_scale`, by which a scaler or an accumulation multiplied the loss, is divided
+    out of `error` `(B, E * F, P)`.
     """
     if error.dtype in (torch.float16, torch.bfloat16):
         error = error.float()
@@ -55,16 +35,7 @@ def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.T
 def wrong_choices(
     errors: torch.Tensor, error_quantile_: float, tolerances: tuple[torch.Tensor | float, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """For each tolerance, where `errors` exceed their sample's quantile by more than it.
-
-    Args:
-        errors: Errors `(B, E, P)` of `choice_errors`.
-        error_quantile_: Quantile over a sample's experts and pixels.
-        tolerances: Tolerances in the units of `errors`.
-
-    Returns:
-        One bool tensor `(B, E, P)` per tolerance.
-    """
+    """For each tolerance, where errors `(B, E, P)` exceed the quantile of their sample by more than it, bool."""
     threshold = error_quantile(errors, error_quantile_)[:, None, None]
     return tuple(errors > (threshold + tolerance).to(errors.dtype) for tolerance in tolerances)
 
@@ -75,14 +46,7 @@ def routing_gradient(scores: torch.Tensor, indices: torch.Tensor, is_wrong: torc
     The loss is the binary cross-entropy of `scores`, as logits, against the paper's labels: 1 for a right choice, 0 for
     a wrong one, and for the experts not selected the number of wrong choices over X - E, at most 1. Its gradient is
     sigmoid(scores) - label over the number of scores, so shared scores need only each label's mean over the batch.
-
-    Args:
-        scores: `(1 or B, X, P)`.
-        indices: Selected experts, `(1 or B, E, P)`.
-        is_wrong: `(B, E, P)`.
-
-    Returns:
-        `(1 or B, X, P)`.
+    Scores are `(1 or B, X, P)`, indices `(1 or B, E, P)`, `is_wrong` `(B, E, P)`.
     """
     num_experts, num_selected = scores.shape[1], indices.shape[1]
     if num_selected == num_experts:
@@ -108,13 +72,10 @@ def routing_gradient(scores: torch.Tensor, indices: torch.Tensor, is_wrong: torc
 def end_to_end_gradient(
     scores: torch.Tensor, indices: torch.Tensor, error: torch.Tensor, expert_channels: int
 ) -> torch.Tensor:
-    """Gradient of the task at the scores of the selected experts, zero elsewhere.
+    """Gradient of the task at the scores `(1 or B, X, P)` of the selected experts, zero elsewhere.
 
-    Args:
-        scores: `(1 or B, X, P)`.
-        indices: Selected experts, `(1 or B, E, P)`.
-        error: Error signal `(B, E * F, P)`, times the experts' outputs if they are weighted.
-        expert_channels: F; the score of an expert collects the errors of all its outputs.
+    The score of an expert collects the errors `(B, E * F, P)` of all its outputs; they are multiplied by the outputs
+    where these are weighted.
     """
     at_selected = error.to(scores.dtype).unflatten(1, (-1, expert_channels)).sum(dim=2)
     if scores.shape[0] == 1:
@@ -123,14 +84,7 @@ def end_to_end_gradient(
 
 
 def damp_error(error: torch.Tensor, is_wrong: torch.Tensor, damping: float, expert_channels: int) -> torch.Tensor:
-    """Multiplies the error of wrong choices by `damping`.
-
-    Args:
-        error: `(B, E * F, P)`.
-        is_wrong: `(B, E, P)`.
-        damping: Factor in [0, 1].
-        expert_channels: F.
-    """
+    """Multiplies the error `(B, E * F, P)` of wrong choices `(B, E, P)` by `damping`."""
     # In place on a copy, which has the memory format of the error: compilers are promised it.
     damped = error.clone()
     by_expert, is_wrong = damped.unflatten(1, (-1, expert_channels)), is_wrong.unsqueeze(2)

@@ -11,8 +11,7 @@ import torch
 
 import smoe
 from definitions import compare_gradients, gate_gradient
-from smoe.nn._graph_layer import GraphMemory, GraphMoE
-from smoe.ops._graph import SparseGraph
+from smoe.nn._graph_layer import GraphMoE
 
 NUM_NODES, C, X, E = 13, 3, 7, 2
 # Directed and repeated edges, a self loop at node 4, and node 12 without any edge.
@@ -242,19 +241,6 @@ def test_bad_arguments():
     layer = GraphMoE.from_experts(C, X, E, num_nodes=NUM_NODES, rule="probe")
     with pytest.raises(ValueError, match="remembers all nodes of a pass"):
         layer(torch.randn(1, C), torch.zeros(2, 0, dtype=torch.int64), node_id=torch.tensor([1]))
-
-
-def test_a_graph_and_what_belongs_to_it_are_replaced_together() -> None:
-    """Another thread may replace the graph at any moment: what was found before stays whole."""
-    ring, star = torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.tensor([[0, 0, 1], [1, 2, 0]])
-    memory = GraphMemory()
-    kept = memory.keep(ring, SparseGraph(ring, 3))
-    factors = kept.factors(torch.float32, lambda: torch.ones(1, 3))
-    memory.keep(star, SparseGraph(star, 3)).factors(torch.float32, lambda: torch.zeros(1, 3))
-    assert kept.is_of(ring, 3) and kept.factors(torch.float32, lambda: torch.zeros(1, 3)) is factors
-    assert memory.find(ring, 3) is None
-    found = memory.find(star, 3)
-    assert found is not None and not found.factors(torch.float32, lambda: torch.ones(1, 3)).any()
 
 
 def test_called_like_a_graph_convolution():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,32 +9,10 @@ from torch import nn
 
 import smoe
 from definitions import compare_gradients, gate_gradient, gate_scores
+from routed_conv_cases import loop_routed_conv
 from smoe.nn._graph_layer import GraphMoE
 from smoe.nn._grid_layers import SpatialMoE1d, SpatialMoE3d
 from smoe.ops._routed_conv import routed_conv3d
-
-
-def loop_layer(
-    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, stride: int, mode: str
-) -> torch.Tensor:
-    """Loops over samples, pixels, experts and taps, for any number of axes; `indices` are `(B, E, *grid)`."""
-    grid, kernel = input.shape[2:], weight.shape[2:]
-    experts = weight.unflatten(0, (-1, expert_channels))
-    outputs = []
-    for sample, place in itertools.product(range(len(input)), itertools.product(*map(range, indices.shape[2:]))):
-        for expert in indices[(sample, slice(None), *place)].tolist():
-            total = torch.zeros(expert_channels, dtype=input.dtype)
-            for tap in itertools.product(*map(range, kernel)):
-                at = [p * stride + t - k // 2 for p, t, k in zip(place, tap, kernel, strict=True)]
-                if mode == "circular":
-                    at = [a % size for a, size in zip(at, grid, strict=True)]
-                if all(0 <= a < size for a, size in zip(at, grid, strict=True)):
-                    total = (
-                        total + experts[(expert, slice(None), slice(None), *tap)] @ input[(sample, slice(None), *at)]
-                    )
-            outputs.append(total)
-    stacked = torch.stack(outputs).view(len(input), *indices.shape[2:], indices.shape[1] * expert_channels)
-    return stacked.movedim(-1, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -58,7 +34,7 @@ def test_every_gradient_is_that_of_the_loops(dtype, kernel_size, stride, expert_
     x = torch.randn(2, 2, *sizes, dtype=dtype, requires_grad=True)
     indices = layer.routing().indices
     assert indices.shape == (2, *grid)
-    expected = loop_layer(x, layer.weight, torch.stack([indices] * 2), expert_channels, stride, padding_mode)
+    expected = loop_routed_conv(x, layer.weight, indices.flatten(1)[None], expert_channels, stride, padding_mode)
     compare_gradients(layer(x), expected, [x, layer.weight], 1e-10 if dtype == torch.float64 else 1e-4)
 
 
@@ -67,7 +43,7 @@ def test_volume_with_a_routing_of_each_sample(padding_mode):
     x = torch.randn(3, 2, 3, 4, 5, requires_grad=True)
     weight = torch.randn(4, 2, 3, 3, 3, requires_grad=True)
     indices = torch.randn(3, 4, 60).argsort(dim=1)[:, :2]
-    expected = loop_layer(x, weight, indices.unflatten(2, (3, 4, 5)), 1, 1, padding_mode)
+    expected = loop_routed_conv(x, weight, indices, 1, 1, padding_mode)
     compare_gradients(routed_conv3d(x, weight, indices, padding_mode=padding_mode), expected, [x, weight], 1e-4)
 
 

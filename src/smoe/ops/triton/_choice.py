@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import os
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -25,18 +25,6 @@ MIN_TRITON = (3, 4)
 MIN_CHANNELS = 32
 MIN_SELECTED_CHANNELS = 32
 MIN_BATCH = 24
-
-
-class Crossover(NamedTuple):
-    """From where on the sparse kernels are chosen. The dense way wastes X / E; the batch shares the loaded filters."""
-
-    ratio: float
-    batch_times_ratio: float
-
-
-# By the major number of the compute capability; a later one counts as the last. From a roofline model
-# (paper/results/gpu), not measured: Hopper's tensor cores are three times as fast as Ampere's, but not its L2 cache.
-CROSSOVERS = {8: Crossover(1.5, 64), 9: Crossover(4, 256)}
 
 
 @dataclass(frozen=True)
@@ -125,19 +113,15 @@ def why_not_sparse(
         output_pixels=indices.shape[2],
         is_shared=indices.shape[0] == 1,
     )
-    device = input.device
-    return why_not_on(device.index) or why_dense(shape, torch.cuda.get_device_capability(device)[0])
+    return why_not_on(input.device.index) or why_dense(shape)
 
 
-def why_dense(shape: RoutedShape, major: int) -> str | None:
+def why_dense(shape: RoutedShape) -> str | None:
     """Why a routed convolution of this shape is computed densely, or None if the sparse kernels are chosen.
 
-    Only the shape and the generation of the GPU (`major` of its compute capability) decide, so that a run can be
-    repeated bit by bit.
+    Only the shape decides, so that a run can be repeated bit by bit.
     """
     selected = shape.num_selected * shape.expert_channels
-    ratio = shape.num_experts / shape.num_selected
-    crossover = CROSSOVERS[min(major, max(CROSSOVERS))]
     if not shape.is_shared:
         return "each sample has its own routing, so that no filters are shared by the batch"
     if shape.largest_tensor >= MAX_ELEMENTS:
@@ -146,16 +130,7 @@ def why_dense(shape: RoutedShape, major: int) -> str | None:
         return f"C = {shape.channels} is below {MIN_CHANNELS}"
     if selected < MIN_SELECTED_CHANNELS:
         return f"E * F = {selected} is below {MIN_SELECTED_CHANNELS}"
-    if shape.batch < MIN_BATCH:
-        return f"B = {shape.batch} is below {MIN_BATCH}"
-    if ratio < crossover.ratio:
-        return f"X / E = {ratio:.3g} is below {crossover.ratio:g} (compute capability {major}.x)"
-    if shape.batch * ratio < crossover.batch_times_ratio:
-        return (
-            f"B * X / E = {shape.batch * ratio:.3g} is below {crossover.batch_times_ratio:g} "
-            f"(compute capability {major}.x)"
-        )
-    return None
+    return f"B = {shape.batch} is below {MIN_BATCH}" if shape.batch < MIN_BATCH else None
 
 
 Direction = Literal["forward", "input_gradient", "weight_gradient"]
