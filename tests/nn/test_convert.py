@@ -110,7 +110,8 @@ def test_gates_of_the_user_serve_filters_too(net: Net) -> None:
     land[:, :7] = 1.0
 
     def make_gate(num_experts: int, num_selected: int, grid: tuple[int, ...]) -> smoe.SpatialGate:
-        return smoe.FactorisedGate.from_prior(F.adaptive_avg_pool2d(land[None], grid)[0], num_experts, num_selected)
+        averaged = F.adaptive_avg_pool2d(land[None], list(grid))[0]  # type: ignore[arg-type]
+        return smoe.FactorisedGate.from_prior(averaged, num_experts, num_selected)
 
     converted = smoe.convert(net, example_input=X, make_gate=make_gate, start="filters")
     chosen = layers(converted)["first"].routing().indices % 2

@@ -170,14 +170,19 @@ def num_stored(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return sum((value.to_local() if isinstance(value, DTensor) else value).numel() for value in values)
 
 
-def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], place: str, **tolerance: float) -> None:
+def assert_same(
+    ours: dict[str, torch.Tensor],
+    theirs: dict[str, torch.Tensor],
+    place: str,
+    *,
+    rtol: float = 1e-9,
+    atol: float = 1e-11,
+) -> None:
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
         # Each process has running statistics of its own; FSDP averages no buffers.
         if "running" not in key:
-            torch.testing.assert_close(
-                ours[key], value, **(tolerance or {"rtol": 1e-9, "atol": 1e-11}), msg=f"{place}: {key}"
-            )
+            torch.testing.assert_close(ours[key], value, rtol=rtol, atol=atol, msg=f"{place}: {key}")
 
 
 def run_process(rank: int, num_processes: int, port: int, directory: str, resumes: bool = False) -> None:
