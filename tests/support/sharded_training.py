@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 from smoe.nn import _gate as banded
-from smoe.training.evaluation import WeightAverage
+from smoe.training.distribution import WeightAverage
 from smoe.training.plan import TrainingPlan
 from smoe_paper.baselines.gates import ConvGate, LinearGate
 
