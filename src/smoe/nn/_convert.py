@@ -136,7 +136,7 @@ def convert(
     if order is None:
         in_families = start == "filters" or default_order(rule) == "families"
         orders: tuple[Order, ...] = ("families",) if in_families else ("score", "index", "families")
-        order = next((known for known in orders if known in rule.orders), orders[0])
+        order = cast(Order, next((known for known in orders if known in rule.orders), orders[0]))
     if order != "families" or make_gate is not None:
         plan = _without_groups(plan, model)
     if start is None:
