@@ -39,12 +39,15 @@ def test_output_and_every_gradient_are_those_of_the_loop(name, expert_channels):
     weight = torch.randn(12 * expert_channels, 4 // options.groups, 2, 3, dtype=torch.float64, requires_grad=True)
     grid = conv_sizes((4, 5), (2, 3), options)
     indices = (torch.arange(4)[:, None] * 3 + torch.randint(0, 2, (4, grid[0] * grid[1])))[None].int()
-    output = routed_any_conv(input, weight, indices, expert_channels, options)
-    expected = loop(input, weight, indices, expert_channels, options)
+    bias = torch.randn(len(weight), dtype=torch.float64, requires_grad=True)
+    output = routed_any_conv(input, weight, indices, expert_channels, options, bias)
+    offsets = bias.unflatten(0, (12, -1))[indices[0].long()].movedim(2, 1).flatten(0, 1).unflatten(1, grid)
+    expected = loop(input, weight, indices, expert_channels, options) + offsets
     torch.testing.assert_close(output, expected)
     error = torch.randn_like(output)
-    found = torch.autograd.grad(output, (input, weight), error, create_graph=True)
-    for actual, truth in zip(found, torch.autograd.grad(expected, (input, weight), error), strict=True):
+    tensors = (input, weight, bias)
+    found = torch.autograd.grad(output, tensors, error, create_graph=True)
+    for actual, truth in zip(found, torch.autograd.grad(expected, tensors, error), strict=True):
         torch.testing.assert_close(actual, truth)
     assert found[1].unflatten(0, (12, -1))[2::3].abs().max() == 0
     # The second derivative, by weight, of the gradient of the input.
@@ -63,7 +66,7 @@ def test_a_transposed_convolution_is_the_transpose(groups):
     sizes = conv_sizes((3, 4), (3, 2), options)
     chosen = torch.tensor([0, 3, 4, 7])
     indices = chosen[None, :, None].expand(1, -1, sizes[0] * sizes[1]).int()
-    output = routed_any_conv(input, weight, indices, 1, options)
+    output = routed_any_conv(input, weight, indices, 1, options, None)
     filters = weight[chosen].unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     image = torch.zeros(2, 4, *sizes, dtype=torch.float64, requires_grad=True)
     forward = F.conv2d(image, filters, stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=groups)
