@@ -140,11 +140,6 @@ def mesh_from_files(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
     )
 
 
-def is_row_of_nodes(dataset: Any) -> bool:
-    """Whether a data set is what `as_row_of_nodes` makes."""
-    return DESCRIPTION in dataset.coords
-
-
 def fields_on(dataset: Any, dimension: str | None) -> list[str]:
     """Names of the floating variables whose last axis can be the nodes, without coordinates and connectivity."""
     places = {

@@ -30,7 +30,6 @@ from smoe.meshes._mesh import (
     face_centres,
     fields_on,
     has_healpix,
-    is_row_of_nodes,
     read_nodes,
     sides_of_faces,
     topology_variables,
@@ -280,7 +279,7 @@ def mesh_of_row(row: Any) -> Mesh | None:
     """The mesh of a row of nodes; None for other data sets, and for rows that lost their connectivity."""
     import xarray
 
-    if not is_row_of_nodes(row):
+    if DESCRIPTION not in row.coords:
         return None
     description = row[DESCRIPTION].attrs
     if "nside" in description:
@@ -306,7 +305,7 @@ def restored_variables(row: Any) -> dict[str, Any]:
 
 def with_mesh_of(row: xr.Dataset, other: xr.Dataset) -> xr.Dataset:
     """A row of nodes with the mesh of another one in its coordinates; data sets on other grids as they are."""
-    if not is_row_of_nodes(row):
+    if DESCRIPTION not in row.coords:
         return row
     alone, there = ({*ROW_COORDINATES, *restored_variables(each)} for each in (row, other))
     return row.drop_vars(alone, errors="ignore").assign_coords({name: other[name] for name in there})

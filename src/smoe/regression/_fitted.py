@@ -40,7 +40,6 @@ from smoe.meshes import (
     DESCRIPTION,
     ROW_COORDINATES,
     Mesh,
-    is_row_of_nodes,
     mesh_arrays,
     mesh_from_files,
     mesh_words,
@@ -142,7 +141,7 @@ class OutputLayout:
                 mappings[str(mapping)] = plain_attributes(dataset[mapping].attrs)
                 variables[-1][3].setdefault("grid_mapping", str(mapping))
             names += [str(each) for each in dataset[name].coords]
-        mesh = _mesh_of(dataset) if is_row_of_nodes(dataset) else None
+        mesh = _mesh_of(dataset) if DESCRIPTION in dataset.coords else None
         coordinates: dict[str, Described] = {}
         for name in dict.fromkeys(names):
             array = dataset[name]
