@@ -98,7 +98,7 @@ def test_a_layer_that_comes_from_another_has_its_plan(renew: Callable[[nn.Module
 
 def test_more_layers_than_the_kernels_keep_plans_of() -> None:
     networks = nn.Sequential(
-        *(smoe.SpatialMoE2d.from_experts(8, 16, 8, spatial_shape=(8, 8)) for _ in range(50))
+        *(smoe.SpatialMoE2d.from_experts(8, 24, 8, spatial_shape=(8, 8)) for _ in range(50))
     ).eval()
     for parameter in networks.parameters():
         nn.init.normal_(parameter, std=0.2)

@@ -209,19 +209,20 @@ Direction = Literal["forward", "input_gradient", "weight_gradient"]
 
 # Kernels by what lies in their vector lanes.
 PIXEL, LIST, BATCH, FAMILY = "smoe_pixel", "smoe_list", "smoe_batch", "smoe_family"
+# By the joint choice of several families.
+JOINT = "smoe_joint"
 _SMALLEST_BATCH: dict[Direction, int] = {"forward": 7, "input_gradient": 12, "weight_gradient": 6}
 
 
 class Problem(NamedTuple):
-    """A routed convolution for the kernels: its sizes, output grid, and the kernel of each direction.
+    """A routed convolution for the kernels: its sizes, output grid, and the kernels of each direction.
 
-    Where the routing may be of families of two experts, their kernel comes before that of the forward direction.
+    The last kernel serves any routing; one before it does if the routing is one of families.
     """
 
     geometry: Geometry
     grid: tuple[int, ...]
-    kernels: dict[Direction, str]
-    is_family: bool
+    kernels: dict[Direction, list[str]]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -251,14 +252,18 @@ def make_problem(
         *(is_padded * (size // 2) for size in (kernel_depth, kernel_height, kernel_width)),
     )
     is_tiny = taps * input[1] * routing[1] <= (64 if batch < 4 else 96)
-    kernels: dict[Direction, str] = {}
+    kernels: dict[Direction, list[str]] = {}
     for direction, smallest_batch in _SMALLEST_BATCH.items():
         # In a bank with filters for each pixel, the list of pixels of an expert is too short.
         lanes = LIST if weight[0] <= 8192 and (routing[1] < 4 or batch < smallest_batch) else BATCH
-        kernels[direction] = f"{PIXEL if is_tiny else lanes}_{direction}"
+        kernels[direction] = [f"{PIXEL if is_tiny else lanes}_{direction}"]
     library = native_library()
-    is_family = library is not None and library.has_family_lanes and not is_tiny and suits_family_lanes(geometry)
-    return Problem(geometry, grid, kernels, is_family)
+    if library is not None and not is_tiny:
+        if library.has_family_lanes and suits_family_lanes(geometry):
+            kernels["forward"].insert(0, f"{FAMILY}_forward")
+        if library.instruction_set != "portable" and suits_joint_lists(geometry):
+            kernels["weight_gradient"].insert(0, f"{JOINT}_weight_gradient")
+    return Problem(geometry, grid, kernels)
 
 
 def suits_family_lanes(geometry: Geometry) -> bool:
@@ -267,6 +272,15 @@ def suits_family_lanes(geometry: Geometry) -> bool:
     # The lists reach half of this kernel's rate, samples in the lanes most of it, but with few channels.
     share = 0.5 if geometry.batch < 7 or geometry.channels <= 16 else 0.8
     return geometry.experts == 2 * geometry.selected >= 2 * share * lanes
+
+
+def suits_joint_lists(geometry: Geometry) -> bool:
+    """Whether the weight gradient is faster by lists of the joint choice of several families."""
+    num_candidates, rest = divmod(geometry.experts, geometry.selected)
+    if rest or geometry.selected < 4:
+        return False
+    # The lists of more candidates are short, and pay where other kernels are at their worst.
+    return num_candidates == 2 or (num_candidates in (3, 4) and 6 <= geometry.batch < 16)
 
 
 def _run(
@@ -283,9 +297,7 @@ def _run(
     geometry = ctypes.byref(problem.geometry)
     if len(indices) == 1:
         arguments = (geometry, first, second, *bias, indices, result)
-        if direction == "forward" and problem.is_family and library.call(f"{FAMILY}_forward", *arguments):
-            return
-        library.call(problem.kernels[direction], *arguments)
+        any(library.call(name, *arguments) for name in problem.kernels[direction])
         return
     for sample, routing in enumerate(indices):
         # All samples share the weights, which stand second but for their own gradient.
@@ -410,7 +422,7 @@ def hold_plan(
     input, bank = (1, weight.shape[1], *sizes), (*weight.shape[:2], *_volume(weight.shape[2:]))
     folded = _fold_routing(library, indices, expert_channels)
     problem = make_problem(torch.Size(input), torch.Size(bank), folded.shape, stride, "none", num_threads())
-    needs_plan = problem.kernels["forward"].startswith(LIST) and not problem.is_family
+    needs_plan = problem.kernels["forward"][0].startswith(LIST)
     return HeldPlan(library, problem.geometry, folded) if needs_plan else None
 
 

@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from smoe.ops import routed_conv2d
-from smoe.ops._conv_kernels import BATCH, FAMILY, LIST, PIXEL, conv_grid, dense_routed_conv, make_problem
+from smoe.ops._conv_kernels import BATCH, FAMILY, JOINT, LIST, PIXEL, conv_grid, dense_routed_conv, make_problem
 from smoe.ops._operators import INSTRUCTION_SETS, NativeLibrary, _library_file, native_library, why_not
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 DIRECTIONS = ("forward", "input_gradient", "weight_gradient", "bias_gradient")
+# Of the kernels that serve families only.
+SERVED = {FAMILY: ("forward",), JOINT: ("weight_gradient",)}
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,9 @@ def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[in
     input, weight = torch.randn(case.B, case.C, *case.sizes), torch.randn(case.X, case.C, *case.kernel)
     bias = torch.randn(case.X) if (case.B + case.C) % 2 else None
     num_pixels = math.prod(case.grid)
-    if family == FAMILY:
-        indices = (2 * torch.arange(case.E)[:, None] + torch.randint(2, (case.E, num_pixels)))[None].int()
+    if family in SERVED:
+        K = case.X // case.E
+        indices = (K * torch.arange(case.E)[:, None] + torch.randint(K, (case.E, num_pixels)))[None].int()
     else:
         indices = torch.rand(1, case.X, num_pixels).topk(case.E, dim=1).indices.int().contiguous()
     exact_input, exact_weight = input.double().requires_grad_(), weight.double().requires_grad_()
@@ -98,7 +101,7 @@ def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[in
     truths = (output.detach(), exact_input.grad, exact_weight.grad, exact_bias.grad)
     arguments = ((input, weight, bias), (error, weight), (input, error), (error,))
     for direction, truth, given in zip(DIRECTIONS, truths, arguments, strict=True):
-        if family == FAMILY and direction != "forward":
+        if direction not in SERVED.get(family, DIRECTIONS):
             continue
         assert truth is not None
         results = []
@@ -140,17 +143,31 @@ def test_families_of_two() -> None:
         check(library, FAMILY, dataclasses.replace(case, X=2 * case.E))
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("num_candidates", [1, 2, 3, 4])
+def test_joint_choices_of_families(instruction_set: str, num_candidates: int) -> None:
+    library = open_build(instruction_set)
+    wide = [Case(1, 130, 0, 40, (50, 70)), Case(2, 20, 0, 9, (150, 400), (5, 5), 2, "circular")]
+    for case in [*CORNERS, *random_planes(5, 30), *random_volumes(6, 20), *wide]:
+        check(library, JOINT, dataclasses.replace(case, X=num_candidates * case.E), (1, 8))
+
+
 @pytest.mark.parametrize("place", [0, 1000, 2 * 9 * 130 - 1])
-def test_the_kernel_of_families_refuses_other_routings(place: int) -> None:
+@pytest.mark.parametrize("kernel", [FAMILY, JOINT])
+def test_the_kernels_of_families_refuse_other_routings(kernel: str, place: int) -> None:
     library = open_build("avx512")
-    input, weight = torch.randn(1, 3, 9, 260), torch.randn(4, 3, 3, 3)
+    input, weight = torch.randn(1, 3, 9, 260), torch.randn(4, 3, 3, 3, requires_grad=True)
     indices = torch.tensor([0, 2], dtype=torch.int32)[None, :, None].repeat(1, 1, 9 * 260)
     indices.view(-1)[place] = 3 if place < 9 * 260 else 1
-    geometry = make_problem(input.shape, weight.shape, indices.shape, 1, "zeros", 1).geometry
-    output = torch.zeros(1, 2, 9, 260)
-    assert not library.call(f"{FAMILY}_forward", ctypes.byref(geometry), input, weight, None, indices, output)
+    geometry = ctypes.byref(make_problem(input.shape, weight.shape, indices.shape, 1, "zeros", 1).geometry)
+    error = torch.randn(1, 2, 9, 260)
+    given = {FAMILY: (input, weight, None), JOINT: (input, error)}[kernel]
+    assert not library.call(f"{kernel}_{SERVED[kernel][0]}", geometry, *given, indices, torch.zeros(2, 4, 9, 260))
     expected = dense_routed_conv(input, weight, indices)
-    torch.testing.assert_close(routed_conv2d(input, weight, indices, check_indices=False), expected, atol=1e-5, rtol=0)
+    found = routed_conv2d(input, weight, indices, check_indices=False)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    (true,) = torch.autograd.grad(expected, [weight], error)
+    torch.testing.assert_close(torch.autograd.grad(found, [weight], error)[0], true, atol=1e-3, rtol=1e-5)
 
 
 # Too large for one band of the list kernels, in all directions: several bands of a sample, with the border in another

@@ -1,0 +1,131 @@
+// Families of equal size: expert K s + k is candidate k of slot s, and a pixel selects one candidate for each slot.
+//
+// The slots are cut into groups, and the pixels of a tile are sorted by the joint choice of a group. In a list of equal
+// choices all filters of the group are known, so that what is loaded for a pixel serves several of them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "../expert_lists/plan.h"
+#include "../geometry.h"
+#include "../scratch.h"
+
+namespace smoe {
+namespace joint_lists {
+
+using expert_lists::Tile;
+using expert_lists::Tiling;
+
+constexpr int kMostSlots = 4;     // of a group
+constexpr int kMostLists = 16;    // of a group in a tile: more would be too short
+constexpr int kMostPixels = 512;  // of a tile: their inputs fit L2, and the lists are long
+
+// Larger tiles than those of the experts' lists.
+inline Tiling joint_tiling(const smoe_geometry& geometry) {
+    Tiling tiling(geometry);
+    tiling.width = 32;
+    while (tiling.width > 1 && tiling.width / 2 >= tiling.output_width) tiling.width /= 2;
+    tiling.height = kMostPixels / tiling.width;
+    while (tiling.height > 1 && tiling.height / 2 >= tiling.slice_height) tiling.height /= 2;
+    tiling.slice_rows = (tiling.slice_height + tiling.height - 1) / tiling.height;
+    tiling.rows = geometry.output_depth * tiling.slice_rows;
+    tiling.columns = (tiling.output_width + tiling.width - 1) / tiling.width;
+    return tiling;
+}
+
+// Rows of a tile are so short that the memory does not see them coming: those of the next tile are called for.
+template <typename T>
+inline void prefetch_row(const T* row, int64_t width) {
+    for (int64_t x = 0; x < width; x += 16) __builtin_prefetch(row + x);
+    __builtin_prefetch(row + width - 1);
+}
+
+class Lists {
+ public:
+    Lists(const smoe_geometry& geometry, const Tiling& tiling)
+        : geometry_(geometry), tiling_(tiling), candidates_(geometry.experts / geometry.selected) {
+        int64_t slots = 1;
+        lists_ = candidates_;
+        while (slots < kMostSlots && lists_ * candidates_ <= kMostLists) {
+            lists_ *= candidates_;
+            ++slots;
+        }
+        groups_ = (geometry.selected + slots - 1) / slots;
+        static thread_local Scratch items, ends;
+        items_ = static_cast<uint16_t*>(items.bytes(tiling.count() * groups_ * kMostPixels * sizeof(uint16_t)));
+        ends_ = static_cast<uint16_t*>(ends.bytes(tiling.count() * groups_ * kMostLists * sizeof(uint16_t)));
+    }
+
+    int64_t groups() const { return groups_; }
+    int64_t lists() const { return lists_; }
+    int64_t first_slot(int64_t group) const { return geometry_.selected * group / groups_; }
+    int slots(int64_t group) const { return static_cast<int>(first_slot(group + 1) - first_slot(group)); }
+
+    // Pixels of a tile, sorted by the choice of a group.
+    const uint16_t* items(int64_t tile, int64_t group) const { return items_ + (tile * groups_ + group) * kMostPixels; }
+    // Where each list ends.
+    const uint16_t* ends(int64_t tile, int64_t group) const { return ends_ + (tile * groups_ + group) * kMostLists; }
+
+    // The expert of a group's slot in a list.
+    int64_t expert(int64_t group, int slot, int64_t list) const {
+        for (int i = 0; i < slot; ++i) list /= candidates_;
+        return (first_slot(group) + slot) * candidates_ + list % candidates_;
+    }
+
+    // Returns false if an index is not one of its family's. Called by all threads of a region for tiles of their own.
+    bool sort(int64_t number, const int32_t* indices) {
+        const Tile tile(tiling_, number);
+        uint32_t is_other = 0;
+        for (int64_t group = 0; group < groups_; ++group) is_other |= sort_group(tile, number, group, indices);
+        return is_other == 0;
+    }
+
+ private:
+    uint32_t sort_group(const Tile& tile, int64_t number, int64_t group, const int32_t* indices) {
+        const int64_t width = tiling_.output_width, plane = tiling_.output_height * width;
+        uint32_t choices[kMostPixels], is_other = 0, factor = 1;
+        std::fill_n(choices, tile.height * tiling_.width, 0);
+        const uint32_t candidates = static_cast<uint32_t>(candidates_);
+        for (int64_t slot = first_slot(group); slot < first_slot(group + 1); ++slot, factor *= candidates) {
+            const uint32_t first = static_cast<uint32_t>(slot) * candidates;
+            for (int64_t y = 0; y < tile.height; ++y) {
+                const int32_t* row = indices + slot * plane + (tile.row + y) * width + tile.column;
+                uint32_t* target = choices + y * tiling_.width;
+                prefetch_row(row + tile.width, tile.width);
+                for (int64_t x = 0; x < tile.width; ++x) {
+                    const uint32_t place = static_cast<uint32_t>(row[x]) - first;
+                    is_other |= place >= candidates;
+                    target[x] += place * factor;
+                }
+            }
+        }
+        if (is_other) return is_other;
+        uint16_t* ends = ends_ + (number * groups_ + group) * kMostLists;
+        uint16_t* items = items_ + (number * groups_ + group) * kMostPixels;
+        uint16_t lists[kMostLists][kMostPixels];
+        uint16_t* next[kMostLists];
+        for (int64_t list = 0; list < lists_; ++list) next[list] = lists[list];
+        for (int64_t y = 0; y < tile.height; ++y) {
+            const int64_t first = y * tiling_.width;
+            for (int64_t x = 0; x < tile.width; ++x) *next[choices[first + x]]++ = static_cast<uint16_t>(first + x);
+        }
+        int64_t end = 0;
+        for (int64_t list = 0; list < lists_; ++list) {
+            const int64_t count = next[list] - lists[list];
+            std::memcpy(items + end, lists[list], count * sizeof(uint16_t));
+            ends[list] = static_cast<uint16_t>(end += count);
+        }
+        return 0;
+    }
+
+    const smoe_geometry geometry_;
+    const Tiling tiling_;
+    int64_t candidates_, lists_, groups_;
+    uint16_t *items_, *ends_;
+};
+
+}  // namespace joint_lists
+}  // namespace smoe

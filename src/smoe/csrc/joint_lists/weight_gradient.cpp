@@ -1,0 +1,268 @@
+// dweight = gradient of the routed convolution by its weights, for families, by lists of joint choices.
+//
+// Registers: accumulators for up to 6 vectors of a kernel row's taps (of 32 channels, with AVX-512) of each filter of a
+// group, and the output gradients of the group at a pixel. The pixels of a list stream past; an input that is loaded
+// serves all filters of the group.
+// Caches: L1 holds the tile's inputs of a channel block, and the sums of a group's experts (8 x 288 floats).
+// Loops: band > (range of groups, pass) > group > sample > tile > list > part of the taps > pixels; a pass is a channel
+// block and some slices of the kernel. Threads share out pairs of a pass and a range of groups. An expert's gradient is
+// summed in the order of bands, samples and tiles by whatever threads.
+#include <new>
+#include <utility>
+
+#include "../expert_lists/tile_inputs.h"
+#include "lists.h"
+
+namespace smoe {
+namespace joint_lists {
+namespace {
+
+using namespace expert_lists;
+
+constexpr int kVectors = kWidth == 16 ? 6 : 2;
+
+// targets[j] += the sum over the pixels, of which there is one at least, of the gradient of slot j times the input.
+template <int kSlots, int kV>
+void accumulate(const float* first_input, const int32_t* offsets, const uint16_t* pixels, const float* gradients,
+                int64_t count, float* const* targets) {
+    Vector sums[kSlots][kV];
+#pragma GCC unroll 4
+    for (int j = 0; j < kSlots; ++j) {
+#pragma GCC unroll 6
+        for (int v = 0; v < kV; ++v) sums[j][v] = load_vector(targets[j] + v * kWidth);
+    }
+    const uint16_t* end = pixels + count;
+    do {
+        const float* row = row_start(first_input + offsets[*pixels]);
+        Vector factors[kSlots];
+#pragma GCC unroll 4
+        for (int j = 0; j < kSlots; ++j) factors[j] = broadcast_vector(gradients[j]);
+#pragma GCC unroll 6
+        for (int v = 0; v < kV; ++v) {
+            const Vector input = load_vector(row + v * kWidth);
+#pragma GCC unroll 4
+            for (int j = 0; j < kSlots; ++j) sums[j][v] += factors[j] * input;
+        }
+        gradients += kSlots;
+    } while (++pixels != end);
+#pragma GCC unroll 4
+    for (int j = 0; j < kSlots; ++j) {
+#pragma GCC unroll 6
+        for (int v = 0; v < kV; ++v) store_vector(targets[j] + v * kWidth, sums[j][v]);
+    }
+}
+
+using Accumulate = void (*)(const float*, const int32_t*, const uint16_t*, const float*, int64_t, float* const*);
+
+template <int... kNumber>
+Accumulate pick_kernel(int slots, int vectors, std::integer_sequence<int, kNumber...>) {
+    static constexpr Accumulate kKernels[] = {accumulate<kNumber / kVectors + 1, kNumber % kVectors + 1>...};
+    return kKernels[(slots - 1) * kVectors + vectors - 1];
+}
+
+// The gradients of a group's slots at the pixels of its lists, [pixel][slot]; `source` is the tile's corner in the
+// first slot.
+template <int kSlots>
+void gather_slots(const float* source, int64_t plane, int64_t width, const Tiling& tiling, const Tile& tile,
+                  const uint16_t* pixels, float* target) {
+    float together[kMostPixels * kSlots];
+    for (int64_t y = 0; y < tile.height; ++y) {
+        const float* row = source + y * width;
+        float* place = together + y * tiling.width * kSlots;
+#pragma GCC unroll 4
+        for (int j = 0; j < kSlots; ++j) prefetch_row(row + j * plane + tile.width, tile.width);
+        for (int64_t x = 0; x < tile.width; ++x) {
+#pragma GCC unroll 4
+            for (int j = 0; j < kSlots; ++j) place[x * kSlots + j] = row[j * plane + x];
+        }
+    }
+    for (int64_t i = 0; i < tile.pixels(); ++i) {
+        std::memcpy(target + i * kSlots, together + pixels[i] * kSlots, kSlots * sizeof(float));
+    }
+}
+
+using Gather = void (*)(const float*, int64_t, int64_t, const Tiling&, const Tile&, const uint16_t*, float*);
+
+template <int... kNumber>
+Gather pick_gather(int slots, std::integer_sequence<int, kNumber...>) {
+    static constexpr Gather kKernels[] = {gather_slots<kNumber + 1>...};
+    return kKernels[slots - 1];
+}
+
+class WeightGradient {
+ public:
+    WeightGradient(const smoe_geometry& geometry, const float* x, const float* g, const int32_t* indices, float* dw)
+        : geometry_(geometry),
+          layout_(geometry),
+          tiling_(joint_tiling(geometry)),
+          lists_(geometry, tiling_),
+          passes_(cut_passes(geometry, layout_, 1, kVectors)),
+          bands_(cut_bands(geometry, tiling_,
+                           tiling_.height * sizeof(float) *
+                               (geometry.stride * layout_.row_floats() + geometry.selected * geometry.output_width))),
+          x_(x),
+          g_(g),
+          indices_(indices),
+          dw_(dw) {
+        items_ = geometry.selected * geometry.output_height * geometry.output_width;
+        int64_t packed_rows = 0, listed_pixels = 0;
+        for (const Band& band : bands_) {
+            packed_rows = std::max(packed_rows, band.samples * band.rows);
+            listed_pixels = std::max(listed_pixels, band.samples * band.pixels);
+        }
+        static thread_local Scratch inputs, gradients, sums, workspace;
+        packed_x_ = inputs.floats(packed_rows * layout_.row_floats());
+        listed_g_ = gradients.floats(listed_pixels * geometry.selected);
+        packed_dw_ = sums.floats(layout_.taps_floats());
+        workspace_ = workspace.floats(geometry.threads * kMostPixels);
+    }
+
+    bool run() {
+        const int64_t blocks = layout_.blocks(), passes = static_cast<int64_t>(passes_.size());
+        // Enough parts for the threads to share, each with a few groups for a tile's inputs that it brings to L1.
+        const int64_t parts = std::min<int64_t>(lists_.groups(), 4 * geometry_.threads);
+        bool is_family = true;
+#pragma omp parallel for num_threads(geometry_.threads) schedule(static) reduction(&& : is_family)
+        for (int64_t i = 0; i < tiling_.count(); ++i) is_family = lists_.sort(i, indices_) && is_family;
+        if (!is_family) return false;
+#pragma omp parallel num_threads(geometry_.threads)
+        {
+#pragma omp for schedule(static) nowait
+            for (int64_t i = 0; i < geometry_.experts; ++i) start_expert(i);
+            for (const Band& band : bands_) {
+#pragma omp for schedule(static) nowait
+                for (int64_t i = 0; i < band.samples * blocks * band.rows; ++i) pack_row(band, i);
+#pragma omp for schedule(static)
+                for (int64_t i = 0; i < band.samples * band.tiles; ++i) {
+                    list_gradients(band, i / band.tiles, i % band.tiles);
+                }
+#pragma omp for schedule(dynamic)
+                for (int64_t i = 0; i < parts * passes; ++i) {
+                    const int64_t part = i % parts;
+                    sum_groups(band, lists_.groups() * part / parts, lists_.groups() * (part + 1) / parts,
+                               passes_[i / parts]);
+                }
+            }
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < geometry_.experts; ++i) finish_expert(i);
+        }
+        return true;
+    }
+
+ private:
+    float* packed_sample(const Band& band, int64_t sample) const {
+        return packed_x_ + sample * band.rows * layout_.row_floats();
+    }
+    // Of the tile's first group; the gradients of a list are [pixel][slot].
+    float* listed_tile(const Band& band, int64_t sample, const Tile& tile) const {
+        return listed_g_ + (sample * band.pixels + tile.first_pixel - band.first_pixel) * geometry_.selected;
+    }
+
+    // Packs the i-th (sample, channel block, padded row) of a band.
+    void pack_row(const Band& band, int64_t i) {
+        const int64_t sample = i / band.rows / layout_.blocks(), plane = geometry_.height * geometry_.width;
+        layout_.pack_row(x_ + (band.first_sample + sample) * geometry_.channels * plane,
+                         layout_.block(i / band.rows % layout_.blocks(), band.first_row, band.rows),
+                         band.first_row + i % band.rows, packed_sample(band, sample));
+    }
+
+    void list_gradients(const Band& band, int64_t sample, int64_t number_in_band) {
+        const int64_t number = band.first_tile + number_in_band;
+        const int64_t width = geometry_.output_width, plane = geometry_.output_height * width;
+        const Tile tile(tiling_, number);
+        const float* corner = g_ + (band.first_sample + sample) * items_ + tile.row * width + tile.column;
+        float* target = listed_tile(band, sample, tile);
+        for (int64_t group = 0; group < lists_.groups(); ++group) {
+            const float* source = corner + lists_.first_slot(group) * plane;
+            const int slots = lists_.slots(group);
+            constexpr auto kAll = std::make_integer_sequence<int, kMostSlots>{};
+            pick_gather(slots, kAll)(source, plane, width, tiling_, tile, lists_.items(number, group), target);
+            target += tile.pixels() * slots;
+        }
+    }
+
+    float* expert_sums(const Block& block, int64_t expert) const {
+        return packed_dw_ + block.taps_offset + expert * geometry_.kernel_height * block.row_floats;
+    }
+
+    void start_expert(int64_t expert) {
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            const Block block = layout_.block(i);
+            std::memset(expert_sums(block, expert), 0, geometry_.kernel_height * block.row_floats * sizeof(float));
+        }
+    }
+
+    void finish_expert(int64_t expert) {
+        const int64_t weight_floats = geometry_.channels * geometry_.kernel_height * geometry_.kernel_width;
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            const Block block = layout_.block(i);
+            layout_.unpack_taps(expert_sums(block, expert), block, block.row_floats, dw_ + expert * weight_floats);
+        }
+    }
+
+    // Adds what a band says about the experts of some groups.
+    void sum_groups(const Band& band, int64_t first, int64_t last, const Pass& pass) {
+        const Block block = layout_.block(pass.block, band.first_row, band.rows);
+        int32_t* offsets = reinterpret_cast<int32_t*>(workspace_ + thread_number() * kMostPixels);
+        pixel_offsets(geometry_, tiling_, block, offsets);
+        for (int64_t sample = 0; sample < band.samples; ++sample) {
+            for (int64_t number = band.first_tile; number < band.first_tile + band.tiles; ++number) {
+                const Tile tile(tiling_, number);
+                const TileInputs inputs(geometry_, tiling_, tile, block, packed_sample(band, sample), offsets);
+                for (int64_t group = first; group < last; ++group) {
+                    const float* gradients = listed_tile(band, sample, tile) + lists_.first_slot(group) * tile.pixels();
+                    sum_lists(block, pass.parts, inputs, number, group, gradients);
+                }
+            }
+        }
+    }
+
+    void sum_lists(const Block& block, const std::vector<Part>& parts, const TileInputs& inputs, int64_t tile,
+                   int64_t group, const float* gradients) {
+        const int slots = lists_.slots(group);
+        const uint16_t* pixels = lists_.items(tile, group);
+        const uint16_t* ends = lists_.ends(tile, group);
+        int64_t begin = 0;
+        for (int64_t list = 0; list < lists_.lists(); ++list) {
+            const int64_t count = ends[list] - begin;
+            if (count == 0) continue;
+            float* sums[kMostSlots];
+            for (int j = 0; j < slots; ++j) sums[j] = expert_sums(block, lists_.expert(group, j, list));
+            for (const Part& part : parts) {
+                float* targets[kMostSlots];
+                for (int j = 0; j < slots; ++j) targets[j] = sums[j] + part.row * block.row_floats + part.column;
+                constexpr auto kAll = std::make_integer_sequence<int, kMostSlots * kVectors>{};
+                pick_kernel(slots, part.vectors, kAll)(inputs.corner + part.padded_row * inputs.row_pitch + part.column,
+                                                       inputs.offsets, pixels + begin, gradients + begin * slots, count,
+                                                       targets);
+            }
+            begin = ends[list];
+        }
+    }
+
+    const smoe_geometry geometry_;
+    const Layout layout_;
+    const Tiling tiling_;
+    Lists lists_;
+    const std::vector<Pass> passes_;
+    const std::vector<Band> bands_;
+    const float *x_, *g_;
+    const int32_t* indices_;
+    float* dw_;
+    float *packed_x_, *listed_g_, *packed_dw_, *workspace_;
+    int64_t items_;
+};
+
+}  // namespace
+}  // namespace joint_lists
+}  // namespace smoe
+
+// Returns 2 if the routing does not select one of neighbouring experts for each slot, and leaves dw alone.
+extern "C" int smoe_joint_weight_gradient(const smoe_geometry* geometry, const float* x, const float* g,
+                                          const int32_t* indices, float* dw) {
+    try {
+        return smoe::joint_lists::WeightGradient(*geometry, x, g, indices, dw).run() ? 0 : 2;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
