@@ -12,11 +12,17 @@ import torch
 import xarray as xr
 
 import smoe
-from gridded_files import regional
+from gridded_files import cosines, regional
 from smoe.cli.main import main
 from smoe.errors import DataError, SmoeError
 from smoe.regression._ladder import COMBINATION, TimeBasis
-from smoe.regression._ladder_fit import NormalEquations, candidate_bases, convex_weights, ring_neighbours
+from smoe.regression._ladder_fit import (
+    NormalEquations,
+    candidate_bases,
+    convex_weights,
+    mesh_neighbours,
+    ring_neighbours,
+)
 
 MONTHS = (np.datetime64("1990-01") + np.arange(180)).astype("datetime64[ns]") + np.timedelta64(14, "D")
 QUIET: dict[str, Any] = {"device": "cpu", "progress": False}
@@ -256,6 +262,71 @@ def test_predictions_keep_within_bounds() -> None:
     model = smoe.GridRegressor(net="ladder", lead="1 month", lower=279.0, upper=282.0, **QUIET).fit(y, y)
     predicted = model.predict(y)["t2m"]
     assert float(predicted.min()) == 279.0 and float(predicted.max()) == 282.0
+
+
+@pytest.mark.parametrize("transform", ["log1p", "sqrt", "logit"])
+def test_a_transform_learns_other_units_and_predicts_in_those_of_the_data(transform: str, tmp_path: Path) -> None:
+    y = seasonal(7)
+    size = np.exp(0.3 * (y["t2m"] - 280.0))
+    y["t2m"][:] = size / (1.0 + size) if transform == "logit" else size
+    model = smoe.GridRegressor(net="damped", lead="1 month", transform=transform, **QUIET).fit(y, y, test="2003:")
+    there = {"log1p": np.log1p, "sqrt": np.sqrt, "logit": lambda share: np.log(share / (1.0 - share))}[transform]
+    by_hand = smoe.GridRegressor(net="damped", lead="1 month", **QUIET)
+    changed = xr.apply_ufunc(there, y.clip(1e-3, 0.999) if transform == "logit" else y, keep_attrs=True)
+    expected = by_hand.fit(changed, changed, test="2003:").predict(changed)["t2m"]
+    back = {"log1p": np.expm1, "sqrt": lambda x: np.maximum(x, 0.0) ** 2, "logit": lambda x: 1.0 / (1.0 + np.exp(-x))}
+    np.testing.assert_allclose(model.predict(y)["t2m"], back[transform](expected), rtol=1e-4)
+    truth = y["t2m"].sel(time=slice("2003-02", None)).astype(np.float64)
+    error = model.predict(y)["t2m"].sel(time=truth["time"]) - truth
+    rmse = float(np.sqrt((error**2).weighted(cosines(y["lat"])).mean(["lat", "lon"]).mean()))
+    table = model.score(y, y)
+    assert table.value("model") == pytest.approx(rmse, rel=1e-4)
+    kept = y["t2m"].shift(time=1).sel(time=truth["time"]) - truth
+    rmse = float(np.sqrt((kept**2).weighted(cosines(y["lat"])).mean(["lat", "lon"]).mean()))
+    assert table.value("persistence") == pytest.approx(rmse, rel=1e-3)
+    model.save(tmp_path / "m")
+    xr.testing.assert_equal(smoe.GridRegressor.load(tmp_path / "m").predict(y), model.predict(y))
+
+
+def test_values_that_a_transform_does_not_take_are_named() -> None:
+    y = seasonal()
+    y["t2m"][3, 2, 2] = -5.0
+    with pytest.raises(DataError, match="t2m is -5, of which there is no log1p: use another transform"):
+        smoe.GridRegressor(net="ladder", lead="1 month", transform="log1p", **QUIET).fit(y, y)
+    with pytest.raises(SmoeError, match="transform must be log1p, sqrt or logit, got 'cubic'"):
+        smoe.GridRegressor(transform="cubic")
+    with pytest.raises(SmoeError, match="a transform has no spread in the units of the data"):
+        smoe.GridRegressor(transform="sqrt", objective="gaussian")
+
+
+def test_scores_by_region() -> None:
+    y = seasonal().isel(lat=slice(None, None, -1))
+    model = smoe.GridRegressor(net="damped", lead="1 month", **QUIET).fit(y, y, test="2003:")
+    north, box = float(y["lat"].max()), (float(y["lat"].min()) + 0.5, 90.0, float(y["lon"][2]) - 360.1, 50.0)
+    mask = np.zeros((5, 7), bool)
+    mask[0, 1:3] = True
+    table = model.score(y, y, regions={"box": box, "mask": mask, "all": (-90, 90, -180, 180)})
+    regions = table.by("region")
+    assert regions["all"]["model"][0] == pytest.approx(table.value("model"))
+    squared = (model.predict(y)["t2m"].sel(time=slice("2003-02", "2004-12")) - y["t2m"]).astype(np.float64) ** 2
+    weights = cosines(y["lat"])
+    inside = squared.where((y["lat"] >= box[0]) & (y["lon"] >= y["lon"][2])).weighted(weights).mean(["lat", "lon"])
+    assert regions["box"]["model"][0] == pytest.approx(float(np.sqrt(inside.mean())), rel=1e-4)
+    assert float(y["lat"][0]) == north
+    by_hand = float(np.sqrt(squared.isel(lat=0, lon=slice(1, 3)).mean()))
+    assert regions["mask"]["model"][0] == pytest.approx(by_hand, rel=1e-4)
+    with pytest.raises(DataError, match="the region sea has no pixel of the grid"):
+        model.score(y, y, regions={"sea": (-60, -50, 0, 10)})
+    with pytest.raises(SmoeError, match=r"the region a must be \(south, north, west, east\), or a mask of \(5, 7\)"):
+        model.score(y, y, regions={"a": [1, 2]})
+
+
+def test_neighbours_on_a_mesh_are_the_nearest_nodes() -> None:
+    places = np.random.default_rng(0).normal(size=(60, 3))
+    found = mesh_neighbours(places, (1, 2))
+    order = np.argsort(np.square(places[7] - places).sum(axis=1))
+    assert found.shape == (60, 17) and found[7, 0] == 7
+    assert found[7, 1:9].tolist() == order[1:9].tolist() and found[7, 9:].tolist() == order[9:25:2].tolist()
 
 
 def test_a_rollout_is_the_prediction_of_predictions() -> None:

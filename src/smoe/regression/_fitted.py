@@ -57,7 +57,7 @@ from smoe.regression._nets import (
     wrap_own_net,
 )
 from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, RegressorOptions
-from smoe.regression._preparation import Statistics
+from smoe.regression._preparation import TRANSFORMS, Statistics, transformed
 from smoe.version import __version__
 
 if TYPE_CHECKING:
@@ -384,6 +384,16 @@ class Fitted:
         return list(dict.fromkeys(channel.variable for channel in self.input_channels if not channel.is_static))
 
     @property
+    def transformed_inputs(self) -> list[str]:
+        """Names of the input variables that targets continue, which are transformed as they are."""
+        return [self.input_channels[number].variable for number in self.statistics.reference if number >= 0]
+
+    def inverse(self, values: np.ndarray) -> np.ndarray:
+        """Values in the units of the data."""
+        name = self.options.transform
+        return values if name is None else TRANSFORMS[name][1](values).astype(np.float32)
+
+    @property
     def pixel_weights(self) -> np.ndarray:
         """Weight of each pixel in the scores, `(H, W)`."""
         weights = self.grid.area_weights() if self.options.area_weights else None
@@ -499,7 +509,10 @@ def open_inputs(fitted: Fitted, x: Any, open_options: OpenOptions | None = None)
             hint = "; are these the targets?" if targets & set(known) and not set(needed) & set(known) else ""
             raise DataError(f"the inputs have no variable {name!r}; {suggest(name, known)}{hint}")
     expected = [channel for channel in fitted.input_channels if not channel.is_static]
-    source = FieldSource(dataset, needed, "inputs", with_series=True, like=expected)
+    source = FieldSource(
+        transformed(dataset, fitted.transformed_inputs, fitted.options.transform), needed, "inputs", with_series=True,
+        like=expected,
+    )  # fmt: skip
     for ours, theirs in zip(expected, source.channels, strict=False):
         if ours.name != theirs.name:
             raise DataError(f"the inputs have {theirs.name} where the model was fitted with {ours.name}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy.spatial
 import scipy.special
 
 from smoe.gridded import HorizontalGrid
@@ -128,6 +129,13 @@ def ring_neighbours(shape: tuple[int, int], rings: Sequence[int], *, closes_circ
             inside &= (column >= 0) & (column < shape[1])
             found.append(np.where(inside, row * shape[1] + column, -1))
     return np.stack(found, axis=1).astype(np.int64)
+
+
+def mesh_neighbours(coordinates: np.ndarray, rings: Sequence[int]) -> np.ndarray:
+    """Each node `(N, 3)` of a mesh, the eight nodes that are nearest to it, and every second of the sixteen after."""
+    found = np.asarray(scipy.spatial.KDTree(coordinates).query(coordinates, 25)[1])
+    ranks = [0] + [rank for ring in rings for rank in {1: range(1, 9), 2: range(9, 25, 2)}[ring]]
+    return found[:, ranks].astype(np.int64)
 
 
 def _solve(system: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -608,9 +616,10 @@ class FittedLadders:
 
 
 def fit_ladders(
-    train: GridSamples, validation: GridSamples, grid: HorizontalGrid, weights: np.ndarray, uniform: Sequence[int] = ()
-) -> FittedLadders:
-    """Fits the ladder to samples on a grid or mesh."""
+    train: GridSamples, validation: GridSamples, grid: HorizontalGrid, weights: np.ndarray,
+    uniform: Sequence[int] = (), nodes: np.ndarray | None = None,
+) -> FittedLadders:  # fmt: skip
+    """Fits the ladder to samples on a grid, or on the `nodes` of a mesh."""
     statistics = train.statistics
     order = np.argsort(train.pairs.valid, kind="stable")
     num_blocks = max(2, min(NUM_BLOCKS, len(train) // 4))
@@ -647,12 +656,19 @@ def fit_ladders(
         return np.where(np.isnan(found), fill[:, pixels], found)
 
     flat = grid.shape[0] * grid.shape[1]
+    rings = [ring for ring in RINGS if 2 * ring < max(grid.shape)]
+    if grid.kind == "mesh":
+        rings = [1, 2] if nodes is not None and len(nodes) > 25 else []
     fit = LadderFit(
         data,
         reference,
         references,
-        lambda rings: ring_neighbours(grid.shape, rings, closes_circle=grid.closes_circle),
-        [] if grid.kind == "mesh" else [ring for ring in RINGS if 2 * ring < max(grid.shape)],
+        lambda rings: (
+            ring_neighbours(grid.shape, rings, closes_circle=grid.closes_circle)
+            if nodes is None
+            else mesh_neighbours(nodes, rings)
+        ),
+        rings,
         weights.reshape(flat),
         statistics.target_mask.reshape(-1, flat),
         statistics.mean_error.reshape(-1, flat).astype(np.float64),

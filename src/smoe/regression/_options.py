@@ -59,6 +59,8 @@ class RegressorOptions:
         missing: What becomes of values that are missing at some times only: `refuse` them, `drop` their times, or
             `fill` inputs with the pixel's mean and leave targets out of the objective. Pixels without a value at any
             time, such as land in a field of the sea, are masked in any case.
+        transform: Learn the targets, and inputs that they continue, as `log1p` or `sqrt`, for precipitation, or as
+            `logit`, for shares; predictions and scores are in the units of the data.
         lower: Lowest value that is predicted, such as 0 for precipitation; None: no bound.
         upper: Highest value that is predicted.
         regrid: Interpolate the inputs to the grid of the targets where they differ: bilinearly between rows and columns
@@ -94,6 +96,7 @@ class RegressorOptions:
     location: Literal["node", "face"] | None = None
     area_weights: bool = True
     missing: Missing = "refuse"
+    transform: Literal["log1p", "sqrt", "logit"] | None = None
     lower: float | None = None
     upper: float | None = None
     regrid: bool = False
@@ -128,6 +131,10 @@ class RegressorOptions:
                 raise OptionError(
                     f"{name} must be one of {', '.join(known)}, got {value!r}; {suggest(str(value), known)}"
                 )
+        if self.transform not in (None, "log1p", "sqrt", "logit"):
+            raise OptionError(f"transform must be log1p, sqrt or logit, got {self.transform!r}")
+        if self.transform is not None and self.objective == "gaussian":
+            raise OptionError("a transform has no spread in the units of the data: set the objective to quantiles")
         if self.location not in (None, "node", "face"):
             raise OptionError(f"location must be node or face, got {self.location!r}")
         if self.log_with is not None and self.log_with not in TRACKERS:

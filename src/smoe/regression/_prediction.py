@@ -89,7 +89,7 @@ def finished(fitted: Fitted, values: np.ndarray) -> np.ndarray:
     """Values `(N, K, n, H, W)` in the units of the targets and within their bounds; NaN where there is no target."""
     options = fitted.options
     last = 1 if options.objective == "gaussian" else values.shape[2]
-    values = np.where(fitted.statistics.target_mask[:, None], values, np.nan)
+    values = np.where(fitted.statistics.target_mask[:, None], fitted.inverse(values), np.nan)
     if options.lower is not None or options.upper is not None:
         values[:, :, :last] = np.clip(values[:, :, :last], options.lower, options.upper)
     return values

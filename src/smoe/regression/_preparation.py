@@ -28,6 +28,7 @@ from smoe.gridded import (
     find_outlier,
     free_memory,
     has_gap,
+    import_xarray,
     open_fields,
     pair_by_time,
     parse_lead,
@@ -109,6 +110,48 @@ def _ignore(text: str) -> None:
     del text
 
 
+def _logit(values: Any) -> Any:
+    # Shares of 0 and 1 are as far as those of a thousandth.
+    inside = np.where((values >= 0.0) & (values <= 1.0), np.clip(values, 1e-3, 1.0 - 1e-3), values)
+    return np.log(inside / (1.0 - inside))
+
+
+TRANSFORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "log1p": (np.log1p, np.expm1),
+    "sqrt": (np.sqrt, lambda values: np.square(np.maximum(values, 0.0))),
+    "logit": (_logit, lambda values: 1.0 / (1.0 + np.exp(-values))),
+}
+"""What targets are learned as, and the way back."""
+
+
+def transformed(dataset: Any, names: Sequence[str], transform: str | None) -> Any:
+    """A data set with some of its variables transformed."""
+    if transform is None:
+        return dataset
+
+    def checked(values: Any, name: str) -> Any:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = TRANSFORMS[transform][0](values)
+        is_lost = ~np.isfinite(found) & np.isfinite(values)
+        if is_lost.any():
+            value = float(values[is_lost][0])
+            raise DataError(f"{name} is {value:g}, of which there is no {transform}: use another transform")
+        return found
+
+    for name in dict.fromkeys(names):
+        array = dataset[name]
+        low, high = array.attrs.get("valid_range", (array.attrs.get("valid_min"), array.attrs.get("valid_max")))
+        kept = array if low is None else array.where(array >= low)
+        kept = kept if high is None else kept.where(kept <= high)
+        found = import_xarray().apply_ufunc(
+            checked, kept, kwargs={"name": name}, dask="parallelized", output_dtypes=[np.float32]
+        )
+        found.attrs = {key: value for key, value in array.attrs.items() if not key.startswith("valid_")}
+        found.encoding = array.encoding
+        dataset = dataset.assign({name: found})
+    return dataset
+
+
 def open_sources(
     x: Any,
     y: Any,
@@ -120,8 +163,14 @@ def open_sources(
     """Opens inputs and targets and compares their grids."""
     opened = open_fields(x, "inputs", options.location, input_variables, open_options)
     inputs = FieldSource(opened, input_variables, "inputs", with_series=True)
-    opened = open_fields(y, "targets", options.location, target_variables, open_options)
-    targets = FieldSource(opened, target_variables, "targets")
+    of_targets = open_fields(y, "targets", options.location, target_variables, open_options)
+    targets = FieldSource(of_targets, target_variables, "targets")
+    if options.transform is not None:
+        same = find_references(inputs.channels, targets.channels, options.residual)
+        names = [inputs.channels[number].variable for number in same if number >= 0]
+        inputs = FieldSource(transformed(opened, names, options.transform), input_variables, "inputs", with_series=True)
+        names = [channel.variable for channel in targets.channels]
+        targets = FieldSource(transformed(of_targets, names, options.transform), target_variables, "targets")
     check_net_name(options.net, targets.grid)
     if targets.lead_times is not None:
         raise DataError(

@@ -138,6 +138,14 @@ class GridRegressor:
             raise DataError("the model is not fitted yet: call fit, or load one")
         return self._fitted
 
+    def _on_device(self) -> Fitted:
+        """What was learned, its nets where they predict the fastest."""
+        fitted = self.fitted
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        for net in fitted.nets.values() if device is not None and fitted.options.device == "auto" else ():
+            net.to(device)
+        return fitted
+
     @property
     def net(self) -> Regression:
         """The net that predicts, in evaluation mode; normalised inputs to normalised outputs."""
@@ -236,7 +244,9 @@ class GridRegressor:
         weights = np.ones(prepared.targets.grid.shape) if weights is None else weights
         dynamic = [channel.variable for channel in prepared.inputs.channels if not channel.is_static]
         uniform = [number for number, name in enumerate(dynamic) if name in prepared.inputs.series]
-        ladders = fit_ladders(train, validation, prepared.targets.grid, weights, uniform)
+        mesh = mesh_of_targets(prepared.targets.dataset, prepared.targets.grid, self._own_net)
+        nodes = None if mesh is None else mesh.coordinates.numpy()
+        ladders = fit_ladders(train, validation, prepared.targets.grid, weights, uniform, nodes)
         is_dynamic = np.asarray([not channel.is_static for channel in prepared.inputs.channels])
         grid_ladder = GridLadder(ladders.train, prepared.statistics, is_dynamic)
         base = SIMPLE.get(options.net) or ladders.train.best
@@ -254,7 +264,6 @@ class GridRegressor:
             num_targets=len(prepared.targets.channels),
         )  # fmt: skip
         torch.manual_seed(options.seed)
-        mesh = mesh_of_targets(prepared.targets.dataset, prepared.targets.grid, self._own_net)
         net = wrap_own_net(self._own_net, shape) if self._own_net is not None else build_net(shape, options, mesh)
         if warm_start:
             _continue_from(self._fitted, net, shape)
@@ -357,7 +366,7 @@ class GridRegressor:
         Raises:
             DataError: If variables, units or the grid differ, with the difference.
         """
-        fitted = self.fitted
+        fitted = self._on_device()
         if lazy:
             return self._predict_lazily(x)
         source = open_inputs(fitted, x, open_options)
@@ -387,6 +396,7 @@ class GridRegressor:
     def predict_blocks(self, x: Data, *, open_options: OpenOptions | None = None) -> Iterator[xr.Dataset]:
         """Predicts from new inputs that are larger than memory: one data set for each block of times."""
         fitted = self.fitted
+        fitted = self._on_device()
         yield from iterate_predictions(fitted, open_inputs(fitted, x, open_options))
 
     def rollout(self, x: Data, steps: int) -> xr.Dataset:
@@ -455,7 +465,10 @@ class GridRegressor:
             sums, tables[0].targets, tables[0].units, None, period=f"{len(tables)} blocks of {whole}", simple=simple
         )
 
-    def score(self, x: Data, y: Data, period: Any = None, *, open_options: OpenOptions | None = None) -> ScoreTable:
+    def score(
+        self, x: Data, y: Data, period: Any = None, *, open_options: OpenOptions | None = None,
+        regions: Mapping[str, Any] | None = None,
+    ) -> ScoreTable:  # fmt: skip
         """Scores predictions beside simple ones: persistence, climatology, the map of mean errors and a plain net.
 
         Args:
@@ -464,11 +477,13 @@ class GridRegressor:
             period: Only samples in this period, such as `"2017:2018"`. None: those in the test period of the fit, or
                 all if there are none; the table says what was scored, and whether the fit has seen it.
             open_options: As for `fit`.
+            regions: Parts of the area for `table.by("region")`, by their names: boxes (south, north, west, east) in
+                degrees, or masks in the order of the targets.
 
         Returns:
             A table that `print` shows; `table.value("model", "t2m")` is one of its numbers.
         """
-        return score_samples(self.fitted, x, y, period, open_options)
+        return score_samples(self._on_device(), x, y, period, open_options, regions)
 
     def routing_map(self, gate: str | int = 0, slot: int | None = 0) -> xr.DataArray:
         """Which expert serves which pixel.
@@ -480,6 +495,7 @@ class GridRegressor:
         Returns:
             Numbers of experts, with the attributes `flag_values` and `flag_meanings`.
         """
+        self.fitted.net.cpu()
         return routing_map(self.fitted, gate, slot)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from smoe._files import write_atomically
 from smoe._notebook import html_table, html_text
-from smoe.errors import DataError, printable
+from smoe.errors import DataError, OptionError, printable
 from smoe.gridded import (
     FieldSource,
     OpenOptions,
@@ -37,7 +37,7 @@ from smoe.regression._prediction import (
     objective_errors,
     read_inputs,
 )
-from smoe.regression._preparation import GridSamples, lead_channel, pair_sources
+from smoe.regression._preparation import GridSamples, lead_channel, pair_sources, transformed
 
 SCORES = "scores.json"
 
@@ -89,6 +89,7 @@ class ScoreTable:
         squared: Mean squared error of each time and target, `(N, K)`, by predictor.
         absolute: The same of the mean absolute error.
         valid: Times of the targets in seconds, `(N,)`, and their calendar.
+        regions: RMSE of each target by region and predictor.
     """
 
     targets: tuple[str, ...]
@@ -105,26 +106,22 @@ class ScoreTable:
     squared: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     absolute: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     valid: tuple[np.ndarray, str] = field(default=(np.empty(0, np.int64), "standard"), repr=False, compare=False)
+    regions: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict, repr=False, compare=False)
 
     def value(self, predictor: str, target: str | None = None, metric: str = "rmse") -> float:
         """One number, such as `table.value("model", "t2m")`."""
         which = getattr(self, metric) if metric != "objective" else (self.objective or ("", {}))[1]
         return which[predictor][0 if target is None else self.targets.index(target)]
 
-    def by(self, part: Literal["year", "month", "hour"]) -> dict[int, dict[str, tuple[float, ...]]]:
-        """RMSE of each target by predictor, for the times of each year, month or hour.
-
-        Args:
-            part: What times are grouped by.
-        """
+    def by(self, part: Literal["year", "month", "hour", "region"]) -> Mapping[Any, Mapping[str, tuple[float, ...]]]:
+        """RMSE of each target by predictor, for the times of each year, month or hour, or in each region."""
+        if part == "region":
+            return self.regions
         seconds, calendar = self.valid
         months = TimeLabels(seconds, calendar).months(seconds)
         labels = {"year": months // 12, "month": months % 12 + 1, "hour": seconds % 86400 // 3600}[part]
         return {
-            int(label): {
-                name: tuple(map(float, np.sqrt(np.nanmean(each[labels == label], axis=0))))
-                for name, each in self.squared.items()
-            }
+            int(label): {name: _roots(each[labels == label]) for name, each in self.squared.items()}
             for label in np.unique(labels)
         }
 
@@ -180,6 +177,10 @@ class ScoreTable:
             "scored": self.period,
             "notes": list(self.notes),
         })  # fmt: skip
+
+
+def _roots(squared: np.ndarray) -> tuple[float, ...]:
+    return tuple(map(float, np.sqrt(np.nanmean(squared, axis=0))))
 
 
 def ranked(values: Mapping[str, Sequence[float | None]], number: int = 0) -> list[str]:
@@ -380,7 +381,11 @@ def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *
         name: finished(fitted, fitted.spread.numbers(rungs[rung], times[1], fitted.options, fitted.spread_of(rung)))
         for name, rung in names.items()
     }
-    return ComparedBatch(truth, values, simple, before, times[1])
+    if fitted.options.transform is not None:
+        before = before.copy()
+        same = [number for number in fitted.statistics.reference if number >= 0]
+        before[:, same] = fitted.inverse(before[:, same])
+    return ComparedBatch(fitted.inverse(truth), values, simple, before, times[1])
 
 
 def simple_name(fitted: Fitted, rung: str, *, is_forecast: bool) -> str:
@@ -392,11 +397,42 @@ def simple_name(fitted: Fitted, rung: str, *, is_forecast: bool) -> str:
     return rung
 
 
+def region_masks(fitted: Fitted, regions: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+    """Pixels of each region, `(H, W)`, in the order of the model."""
+    found = {}
+    for name, given in (regions or {}).items():
+        box = np.asarray(given)
+        if box.shape == (4,) and box.dtype != bool:
+            grid = fitted.grid
+            if grid.kind != "latitude-longitude":
+                raise DataError(f"the region {name} is a box, but the grid is a {grid.describe()}: give it as a mask")
+            south, north, west, east = map(float, box)
+            rows = (grid.rows >= south) & (grid.rows <= north)
+            # From west eastwards, in any count of longitudes; a box of 360 degrees is the whole circle.
+            columns = (grid.columns - west) % 360.0 <= ((east - west) % 360.0 or 360.0)
+            mask = rows[:, None] & columns
+        elif box.shape == fitted.grid.shape and box.dtype == bool:
+            orientation = fitted.layout.orientation
+            mask = box[orientation.row_order][:, orientation.column_order]
+        else:
+            raise OptionError(
+                f"the region {name} must be (south, north, west, east), or a mask of {fitted.grid.shape} booleans, got "
+                f"{box.dtype} of {box.shape}"
+            )
+        if not mask.any():
+            raise DataError(f"the region {name} has no pixel of the grid, {fitted.grid.describe()}")
+        found[name] = mask
+    return found
+
+
 def score_samples(
-    fitted: Fitted, x: Any, y: Any, period: Any = None, open_options: OpenOptions | None = None
-) -> ScoreTable:
+    fitted: Fitted, x: Any, y: Any, period: Any = None, open_options: OpenOptions | None = None,
+    regions: Mapping[str, Any] | None = None,
+) -> ScoreTable:  # fmt: skip
     """Scores of the samples that `open_scored` chooses."""
+    masks = region_masks(fitted, regions)
     sums: dict[str, ErrorSums] = {}
+    of_regions: dict[str, dict[str, list[np.ndarray]]] = {name: {} for name in masks}
     scored = open_scored(fitted, x, y, period, open_options)
     objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
     simple: Sequence[str] = ()
@@ -406,7 +442,12 @@ def score_samples(
         valid.append(batch.valid)
         for name, values in (batch.nets | batch.simple).items():
             each = sums.setdefault(name, ErrorSums())
-            each.add(central(fitted.options, values), batch.truth, fitted.pixel_weights)
+            middle = central(fitted.options, values)
+            each.add(middle, batch.truth, fitted.pixel_weights)
+            for region, mask in masks.items():
+                squared = np.square(middle.astype(np.float64) - batch.truth)
+                found = weighted_means(squared, batch.truth, fitted.pixel_weights * mask)
+                of_regions[region].setdefault(name, []).append(found)
             if objective is not None:
                 errors = objective_errors(values, batch.truth, fitted.options)
                 each.objective.append(weighted_means(errors, batch.truth, fitted.pixel_weights))
@@ -416,7 +457,11 @@ def score_samples(
     units = tuple(channel.units for channel in fitted.target_channels)
     notes = (*scored.notes, *fitted.remarks())
     table = make_table(sums, names, units, objective, period=scored.period, notes=notes, simple=simple)
-    return replace(table, valid=(np.concatenate(valid), fitted.calendar))
+    roots = {
+        region: {name: _roots(np.concatenate(parts)) for name, parts in each.items()}
+        for region, each in of_regions.items()
+    }
+    return replace(table, valid=(np.concatenate(valid), fitted.calendar), regions=roots)
 
 
 def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) -> str | None:
@@ -427,7 +472,7 @@ def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) ->
         before, truth = samples.physical(indices)
         batch = compare(fitted, before, truth, samples.times(indices), is_forecast=is_forecast)
         for name, values in {MODEL: batch.nets[MODEL], **batch.simple}.items():
-            sums.setdefault(name, ErrorSums()).add(central(fitted.options, values), truth, fitted.pixel_weights)
+            sums.setdefault(name, ErrorSums()).add(central(fitted.options, values), batch.truth, fitted.pixel_weights)
     is_absolute = fitted.options.objective in ("mae", "quantiles")
     for number, channel in enumerate(fitted.target_channels):
         errors = {
@@ -452,6 +497,7 @@ def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) ->
 def _check_targets(fitted: Fitted, y: Any, open_options: OpenOptions | None) -> FieldSource:
     variables = list(dict.fromkeys(channel.variable for channel in fitted.target_channels))
     dataset = open_fields(y, "targets", fitted.options.location, variables, open_options)
+    dataset = transformed(dataset, variables, fitted.options.transform)
     targets = FieldSource(dataset, variables, "targets", like=fitted.target_channels)
     ours = [(channel.name, channel.units) for channel in fitted.target_channels]
     theirs = [(channel.name, channel.units) for channel in targets.channels]
