@@ -11,7 +11,6 @@ from smoe_paper import charts
 from smoe_paper.charts import (
     Panel,
     draw_accuracies,
-    draw_accuracy,
     draw_epochs,
     draw_grids,
     draw_image_routing,
@@ -30,23 +29,10 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return drawn
 
 
-def test_curve_holds_the_epochs_that_have_the_key(figures: list[Figure]) -> None:
-    draw_accuracy(HISTORY, "unused.png", keys=(KEY,), reference=("paper", 99.5))
-    curve, line = figures[0].axes[0].lines
-    np.testing.assert_array_equal(curve.get_xydata(), [[1, 40], [3, 100]])
-    np.testing.assert_array_equal(line.get_ydata(), [99.5, 99.5])
-    assert line.get_label() == "paper: 99.5 %" and curve.get_label() == "validation, within 1 %"
-
-
-def test_several_curves_without_reference(figures: list[Figure]) -> None:
-    draw_accuracy(HISTORY, "unused.png", keys=(KEY, "other"))
-    assert [np.shape(line.get_xydata()) for line in figures[0].axes[0].lines] == [(2, 2), (3, 2)]
-
-
 def test_picture_is_written(tmp_path: Path) -> None:
     path = tmp_path / "accuracy.png"
-    draw_accuracy([{KEY: float("nan")}, {KEY: 3.0}], path, keys=(KEY,), reference=("paper", 100.0))
-    assert list(tmp_path.iterdir()) == [path] and imread(path).shape[:2] == (672, 1152)
+    draw_scores([{KEY: 2.0}, {KEY: 3.0}], {KEY: "within 1 %"}, path, reference=("paper", 100.0), is_maximum=True)
+    assert list(tmp_path.iterdir()) == [path] and imread(path).shape[2] == 4
 
 
 def test_score_curves(figures: list[Figure], tmp_path: Path) -> None:
@@ -55,13 +41,13 @@ def test_score_curves(figures: list[Figure], tmp_path: Path) -> None:
         history,
         {"validation/rmse_z_500": "Z500"},
         tmp_path / "unused.png",
-        references={"validation/rmse_z_500": {"persistence": 936.0}},
+        reference=("persistence", 936.0),
     )
     (axes,) = figures[0].axes
     assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[1, 900], [2, 500], [4, 600]]
     # The best epoch is marked.
     assert np.asarray(axes.lines[1].get_xydata()).tolist() == [[2, 500]]
-    assert {"500", "persistence 936"} <= {text.get_text() for text in axes.texts}
+    assert {"500"} <= {text.get_text() for text in axes.texts}
 
 
 def test_curves_of_many_models_are_drawn(tmp_path: Path) -> None:

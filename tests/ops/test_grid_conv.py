@@ -58,3 +58,9 @@ def test_follows_autocast(channels):
     assert (weight.numel() <= _TINY) == (channels == 1)
     with torch.autocast("cpu", torch.bfloat16):
         assert grid_conv2d(x, weight).dtype == torch.bfloat16
+
+
+def test_another_number_of_channels_is_refused():
+    # A tiny filter in a batch goes to the native kernel, which would read beyond the input.
+    with pytest.raises(RuntimeError, match="expected input"):
+        grid_conv2d(torch.randn(16, 3, 9, 7), torch.randn(8, 1, 3, 3))

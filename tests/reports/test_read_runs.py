@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gridded_files import regional
-from image_files import write_idx_set
+from image_files import publish, write_idx_set
 from sample_reports import GRID, TwoLayers, place_samples, sample_report
 from smoe import GridRegressor
 from smoe.regression._scores import write_scores
@@ -270,11 +270,12 @@ def test_a_mesh_has_its_nodes_and_regions(tmp_path: Path) -> None:
     assert write_page([report], tmp_path / "report.html") < 500_000
 
 
-def test_images_have_classes(tmp_path: Path) -> None:
+def test_images_have_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_idx_set(tmp_path / "mnist", 60, 20)
+    publish(monkeypatch, root)
     plan = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=20, max_epochs=1, device="cpu")
     model = SpatialMoEClassifierModel(filters=2)
-    recipe = ImageRecipe(data=ImageData(root=root, verify=False), model=model, training=plan)
+    recipe = ImageRecipe(data=ImageData(root=root), model=model, training=plan)
     report = read_run(
         make_run("mnist/smoe", recipe, tmp_path / "run"), "digits", ReadOptions(data={"root": root}), silently
     )

@@ -69,70 +69,22 @@ def draw_grids(
     save_picture(figure, path)
 
 
-def draw_accuracy(
-    history: Sequence[Mapping[str, float | None]],
-    path: str | Path,
-    *,
-    keys: Sequence[str],
-    reference: tuple[str, float] | None = None,
-) -> None:
-    """Draw accuracies in percent by epoch.
-
-    Args:
-        history: One mapping per epoch, the first being epoch 1. An epoch without a key is left out of its curve.
-        reference: Label and value in percent of a horizontal line, for example the paper's result.
-    """
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for number, key in enumerate(keys):
-        epochs, values = _points(history, key)
-        axes.plot(
-            epochs,
-            values,
-            color=COLOURS[number % len(COLOURS)],
-            marker="o",
-            markersize=5 if len(values) <= 40 else 0,
-            linewidth=2,
-            label=_readable(key),
-            # A curve that ends at 100 must not be cut in half by the frame.
-            clip_on=False,
-            zorder=3,
-        )
-    if reference is not None:
-        label, value = reference
-        axes.axhline(value, color="0.35", linestyle=(0, (5, 3)), linewidth=1.3, zorder=2, label=f"{label}: {value:g} %")
-
-    axes.set_xlim(0.5, max(len(history), 2) + 0.5)
-    axes.set_ylim(0, 101)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("accuracy in %")
-    axes.grid(axis="y", color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
-    save_picture(figure, path)
-
-
 def draw_scores(
     history: Sequence[Mapping[str, float | None]],
     keys: Mapping[str, str],
     path: str | Path,
     *,
-    references: Mapping[str, Mapping[str, float]] | None = None,
+    reference: tuple[str, float] | None = None,
+    is_maximum: bool = False,
 ) -> None:
-    """Draw scores by epoch, each with an axis of its own, the best epoch marked.
-
-    Args:
-        history: One mapping per epoch, the first being epoch 1. An epoch without a number is left out of the curve.
-        keys: What to draw, and its title, such as `{"validation/rmse_z_500": "Z500 RMSE, in m2 s-2"}`.
-    """
+    """Draw scores by epoch, each with an axis of its own, the best epoch marked; the reference is a dashed line."""
     figure = Figure(figsize=(0.6 + 4.4 * len(keys), 3.7), layout="constrained")
     for number, (key, title) in enumerate(keys.items()):
         epochs, values = _points(history, key)
         colour = COLOURS[number % len(COLOURS)]
         axes = figure.add_subplot(1, len(keys), number + 1)
         axes.plot(epochs, values, color=colour, marker="o", markersize=4 if len(values) <= 40 else 0, linewidth=1.9)
-        best = min(range(len(values)), key=values.__getitem__)
+        best = (max if is_maximum else min)(range(len(values)), key=values.__getitem__)
         axes.plot(epochs[best], values[best], marker="o", markersize=9, markerfacecolor="none", color="0.2", zorder=4)
         axes.annotate(
             f"{values[best]:.4g}",
@@ -142,18 +94,9 @@ def draw_scores(
             # Inside the frame at both ends.
             ha="left" if best == 0 else "right" if best == len(values) - 1 else "center",
         )
-        for label, value in (references or {}).get(key, {}).items():
-            axes.axhline(value, color="0.45", linestyle=(0, (5, 3)), linewidth=1.2)
-            axes.text(
-                0.99,
-                value,
-                f"{label} {value:.4g}",
-                transform=axes.get_yaxis_transform(),
-                ha="right",
-                va="bottom",
-                fontsize=8.5,
-                color="0.3",
-            )
+        if reference is not None and number == 0:
+            axes.axhline(reference[1], color="0.45", linestyle=(0, (5, 3)), linewidth=1.2, label=reference[0])
+            axes.legend(frameon=False)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(x=0.06, y=0.16)
         axes.set_xlabel("epoch")
@@ -167,10 +110,6 @@ def _points(history: Sequence[Mapping[str, float | None]], key: str) -> tuple[li
     """Epochs that have a value of the key, from 1, and the values."""
     found = {epoch: value for epoch, entry in enumerate(history, start=1) if (value := entry.get(key)) is not None}
     return list(found), list(found.values())
-
-
-def _readable(key: str) -> str:
-    return key.replace("_percent", " %").replace("_", " ").replace("/", ", ")
 
 
 def draw_accuracies(
@@ -193,11 +132,7 @@ def draw_accuracies(
 
 
 def draw_epochs(panels: Mapping[str, Mapping[str, Sequence[float]]], path: str | Path) -> None:
-    """Draw quantities of several models by epoch, one below the other.
-
-    Args:
-        panels: For the name of each quantity, its values by model, the first being epoch 1.
-    """
+    """Draw quantities of several models by epoch, one below the other."""
     figure = Figure(figsize=(8.5, 0.6 + 3.0 * len(panels)), layout="constrained")
     all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     for number, (axes, (quantity, curves)) in enumerate(zip(all_axes, panels.items(), strict=True)):
@@ -259,12 +194,7 @@ def draw_image_routing(
     *,
     title: str,
 ) -> None:
-    """Draw the choices over the mean image of each class, and where the experts work that serve most and least.
-
-    Args:
-        chosen: Experts chosen at each pixel, in any order, `(E, H, W)`.
-        mean_images: Mean image of each class, from 0 (dark) to 1, grey `(N, H, W)` on the grid of the choices.
-    """
+    """Draw the choices over the mean image of each class, and where the experts work that serve most and least."""
     is_selected = selections(chosen, num_experts)
     colours = similarity_colours(chosen, num_experts)
     figure = Figure(figsize=(13.5, 9.4), layout="constrained")

@@ -33,15 +33,9 @@ class LatitudeWeightedMSE(nn.Module):
 
 
 def gaussian_correction(output: torch.Tensor, spread: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The change of the ensemble's mean, and the new spread.
+    """The change `o0 * s` of the ensemble's mean and the new spread `exp(o1) * s`, for outputs `(B, 2, H, W)`.
 
-    Args:
-        output: Outputs o0 and o1, `(B, 2, H, W)`.
-        spread: Standard deviation s of the ensemble, in physical units, `(B, H, W)`.
-
-    Returns:
-        `o0 * s` and `exp(o1) * s`, both `(B, H, W)`, in float32 at least. Where the ensemble has no spread, both are 0:
-        the head cannot move such a pixel.
+    Both are `(B, H, W)`, in float32 at least. Where the ensemble has no spread s, both are 0.
     """
     if output.ndim != 4 or output.shape[1] != 2 or spread.shape != (output.shape[0], *output.shape[2:]):
         raise ValueError(
@@ -52,16 +46,9 @@ def gaussian_correction(output: torch.Tensor, spread: torch.Tensor) -> tuple[tor
 
 
 def gaussian_head(output: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The corrected forecast: `N(o0 * s + m, (exp(o1) * s)^2)` at each pixel.
+    """Mean and standard deviation of the corrected forecast `N(o0 * s + m, (exp(o1) * s)^2)`, `(B, H, W)` each.
 
-    An output of zeros gives the ensemble's own mean and spread.
-
-    Args:
-        output: Outputs o0 and o1, `(B, 2, H, W)`.
-        mean: Mean m of the ensemble, in physical units, `(B, H, W)`.
-
-    Returns:
-        Mean and standard deviation, both `(B, H, W)`.
+    An output of zeros gives the ensemble's own mean m and spread s.
     """
     shift, std = gaussian_correction(output, spread)
     if mean.shape != shift.shape:
@@ -72,15 +59,8 @@ def gaussian_head(output: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor
 def ensemble_crps(members: torch.Tensor, truth: torch.Tensor, *, fair: bool = False) -> torch.Tensor:
     """CRPS of an ensemble, `mean_i |x_i - y| - sum_ij |x_i - x_j| / (2 M^2)`, at each pixel.
 
-    This is the score of the empirical distribution of the members. `fair` divides by `2 M (M - 1)` instead, which gives
-    the expected score of infinitely many members of which these are a sample: ensembles of 5 and 10 can be compared.
-
-    Args:
-        members: `(B, M, ...)`; `fair` needs at least two.
-        truth: `(B, ...)`.
-
-    Returns:
-        `(B, ...)`. A fair score may be negative.
+    This is the score of the empirical distribution of the members `(B, M, ...)`. `fair` divides by `2 M (M - 1)`
+    instead, which gives the expected score of infinitely many members of which these are a sample; it may be negative.
     """
     if members.ndim < 2 or truth.shape != members.shape[:1] + members.shape[2:]:
         raise ValueError(
@@ -104,10 +84,6 @@ class GaussianCRPSLoss(nn.Module):
     The prediction is the network's raw output; the head (`gaussian_head`) is applied here, because it needs the
     ensemble in physical units, which the network does not receive.
 
-    At the network's output its gradient, times the number of pixels, is `-s (2 Phi(z) - 1)` by o0 and
-    `std (2 phi(z) - 1 / sqrt(pi))` by o1: bounded by the spread, however large the miss. For the consequences for
-    routing classification see `smoe.ops._classification.choice_errors`.
-
     Args:
         latitude: Latitudes of the rows, in degrees, to weigh them by their area; None, as in ENS-10, weighs all pixels
             equally.
@@ -121,13 +97,6 @@ class GaussianCRPSLoss(nn.Module):
         self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss, a scalar.
-
-        Args:
-            prediction: `(B, 2, H, W)`.
-            target: `(B, 3, H, W)`: truth, mean and spread of the ensemble in physical units. Further channels are
-                ignored.
-        """
         crps = corrected_crps(prediction, target)
         if self.weights is None:
             return crps.mean()
@@ -137,11 +106,9 @@ class GaussianCRPSLoss(nn.Module):
 
 
 def corrected_crps(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """CRPS of the corrected ensemble at each pixel, `(B, H, W)`.
+    """CRPS of the corrected ensemble at each pixel, `(B, H, W)`, for the network's output `(B, 2, H, W)`.
 
-    Args:
-        prediction: `(B, 2, H, W)`, the network's output.
-        target: `(B, 3 or more, H, W)`: truth, mean and spread of the ensemble.
+    The target `(B, 3 or more, H, W)` is truth, mean and spread of the ensemble, in physical units.
     """
     if target.ndim != 4 or target.shape[1] < 3:
         raise ValueError(
@@ -154,12 +121,7 @@ def corrected_crps(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tens
 
 
 class CrossEntropy(nn.Module):
-    """The mean cross-entropy over a batch.
-
-    Its gradient at the logits, times the number of samples, is `softmax(logits) - target`: at most 1, and near 0 for a
-    sample that is classified correctly with confidence. For the consequences for routing classification see
-    `smoe.ops._classification.choice_errors`.
-    """
+    """The mean cross-entropy over a batch, of classes `(B,)` or probabilities `(B, N)`."""
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
         super().__init__()
@@ -168,12 +130,6 @@ class CrossEntropy(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss, a scalar.
-
-        Args:
-            prediction: Logits `(B, N)`.
-            target: Classes `(B,)`, integers; or probabilities `(B, N)`, such as those of mixed images.
-        """
         check_classes(prediction, target)
         return F.cross_entropy(prediction, target, label_smoothing=self.label_smoothing)
 

@@ -38,27 +38,21 @@ class MeanSquaredError(Metric):
     names = ("mse",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The sum of squared differences and the number of pixels, `(1, 2)`."""
         prediction, target = check_pair(prediction, target)
-        return _sum_and_count((prediction - target).square_())
+        statistic = self._statistic(prediction - target)
+        return _with_count(statistic.sum(dtype=torch.float64)[None], statistic.numel())
+
+    def _statistic(self, differences: Tensor) -> Tensor:
+        return differences.square_()
 
 
-class MeanAbsoluteError(Metric):
+class MeanAbsoluteError(MeanSquaredError):
     """Mean of the absolute differences; NaN if any of them is."""
 
     names = ("mae",)
 
-    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The sum of absolute differences and the number of pixels, `(1, 2)`."""
-        prediction, target = check_pair(prediction, target)
-        return _sum_and_count((prediction - target).abs_())
-
-
-def _sum_and_count(statistic: Tensor) -> Tensor:
-    totals = statistic.new_empty((1, 2), dtype=torch.float64)
-    totals[0, 0] = statistic.sum(dtype=torch.float64)
-    totals[0, 1] = statistic.numel()
-    return totals
+    def _statistic(self, differences: Tensor) -> Tensor:
+        return differences.abs_()
 
 
 class PercentWithin(Metric):
@@ -85,14 +79,7 @@ class PercentWithin(Metric):
             self.names += tuple(f"{overall}/region_{kind}" for kind in range(len(self._region_sizes)))
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The number of pixels within the tolerance and of all pixels, overall and then for each region type.
-
-        Args:
-            prediction: `(B, ..., H, W)`; with a region map, H and W are those of the map.
-
-        Returns:
-            Both numbers, float64, `(len(names), 2)`.
-        """
+        """The number of pixels within the tolerance and of all pixels, overall and then for each region type."""
         prediction, target = check_pair(prediction, target)
         difference = (prediction - target).abs_()
         bound = target.abs().mul_(self.tolerance).add_(self.absolute_tolerance)
@@ -127,8 +114,6 @@ Inverse = Callable[[Tensor], Tensor]
 class LatitudeWeightedScore(Metric):
     """The base of scores of fields on the globe: row weights, and physical values from normalised ones.
 
-    A prediction or target that is not a number makes the score of its channel not a number.
-
     Args:
         channel_names: Channels of prediction and target, such as `z_500`, in their order.
         latitude: Latitude of each row in degrees, `(H,)`.
@@ -154,11 +139,6 @@ class LatitudeWeightedScore(Metric):
         self.inverses = dict(inverses or {})
 
     def check(self, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Refuse what does not have the channels and rows of this score.
-
-        Args:
-            prediction: `(B, C, H, W)`.
-        """
         prediction, target = check_pair(prediction, target)
         expected = (len(self.channel_names), len(self.weights))
         if prediction.ndim != 4 or prediction.shape[1:3] != expected:
@@ -169,7 +149,6 @@ class LatitudeWeightedScore(Metric):
         return prediction, target
 
     def differences(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return prediction minus target in physical units, `(B, C, H, W)`."""
         prediction, target = self.check(prediction, target)
         # Subtracted before they are scaled: a shift by a large mean would cost digits.
         differences = (prediction - target) * prediction.new_tensor(self.scales)[:, None, None]
@@ -193,7 +172,6 @@ class LatitudeWeightedRMSE(LatitudeWeightedScore):
     prefix = "rmse"
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The weighted sum of squared differences and the number of pixels, `(C, 2)`."""
         differences = self.differences(prediction, target)
         return _with_count(self.weighted_sums(differences.square_()).sum(0), _num_pixels(differences))
 
@@ -210,7 +188,6 @@ class MeanOfRootsRMSE(LatitudeWeightedScore):
     prefix = "mean_rmse"
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The sum of the roots and the number of forecasts, `(C, 2)`."""
         differences = self.differences(prediction, target)
         num_pixels = differences.shape[2] * differences.shape[3]
         roots = (self.weighted_sums(differences.square_()) / num_pixels).sqrt_()
@@ -223,7 +200,6 @@ class LatitudeWeightedMAE(LatitudeWeightedScore):
     prefix = "mae"
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The weighted sum of absolute differences and the number of pixels, `(C, 2)`."""
         differences = self.differences(prediction, target)
         return _with_count(self.weighted_sums(differences.abs_()).sum(0), _num_pixels(differences))
 
@@ -326,16 +302,9 @@ class Accuracy(Metric):
         self.names = tuple("accuracy" if number == 1 else f"top{number}_accuracy" for number in self.top)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The right samples and all samples, for each number.
-
-        Args:
-            prediction: Logits `(B, N)`.
-            target: Classes `(B,)`.
-        """
         rank = class_ranks(prediction, target)
         right = [torch.count_nonzero(rank < number) for number in self.top]
-        counts = torch.stack(right).double()
-        return torch.stack([counts, torch.full_like(counts, len(target))], dim=1)
+        return _with_count(torch.stack(right).double(), len(target))
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
         # Multiplied first: exactly 100 only if all are right.
@@ -362,8 +331,6 @@ class ClassErrors(Metric):
         return 100.0 * sums[0] / count
 
     def values(self, totals: Tensor) -> dict[str, float]:
-        if totals.shape != (len(self.names), 2):
-            raise ValueError(f"totals must have shape {(len(self.names), 2)}, got {tuple(totals.shape)}")
         return {
             name: self.reduction([wrong], count)
             for name, (wrong, count) in zip(self.names, totals.tolist(), strict=True)
@@ -372,12 +339,7 @@ class ClassErrors(Metric):
 
 
 def class_ranks(prediction: Tensor, target: Tensor) -> Tensor:
-    """Return how many classes are more likely than the true one, `(B,)`; N for a sample with a NaN among its logits.
-
-    Args:
-        prediction: Logits `(B, N)`.
-        target: Classes `(B,)`, from 0 to N - 1.
-    """
+    """Return how many classes are more likely than the true one, `(B,)`; N for a sample with a NaN among its logits."""
     if prediction.ndim != 2 or target.shape != prediction.shape[:1] or target.is_floating_point():
         raise ValueError(
             f"prediction must be logits (B, N) and target integer classes (B,), got {tuple(prediction.shape)} and "
@@ -395,12 +357,7 @@ def class_ranks(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """Return how many samples of each class (rows) were predicted as each class (columns), `(N, N)` int64.
-
-    Args:
-        predicted: Predicted classes `(B,)`.
-        target: True classes `(B,)`.
-    """
+    """Return how many samples of each class (rows) were predicted as each class (columns), `(N, N)` int64."""
     if predicted.shape != target.shape or predicted.ndim != 1:
         raise ValueError(f"both must be (B,), got {tuple(predicted.shape)} and {tuple(target.shape)}")
     cells = target.long() * num_classes + predicted.long()
@@ -413,17 +370,8 @@ class MeanCrossEntropy(Metric):
     names = ("cross_entropy",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The sum over the samples, and their number.
-
-        Args:
-            prediction: Logits `(B, N)`.
-            target: Classes `(B,)`, or probabilities `(B, N)`.
-        """
         check_classes(prediction, target)
         # A sum of many in float32 would lose digits.
-        total = F.cross_entropy(prediction.detach().double(), _as_double(target), reduction="sum")
-        return torch.stack([total, total.new_tensor(float(len(target)))])[None]
-
-
-def _as_double(target: Tensor) -> Tensor:
-    return target.double() if target.is_floating_point() else target.long()
+        target = target.double() if target.is_floating_point() else target.long()
+        total = F.cross_entropy(prediction.detach().double(), target, reduction="sum")
+        return _with_count(total[None], len(target))

@@ -18,8 +18,6 @@ from smoe_paper.metrics import promote_pair
 class ProbabilisticScore(Metric):
     """A score of distributions at the pixels of a grid.
 
-    A value that is not a number makes the score not a number.
-
     Args:
         latitude: Latitude of each row in degrees, `(H,)`: rows count by their area, and `_weighted` is added to the
             names. None, as in ENS-10: all pixels count alike.
@@ -34,12 +32,6 @@ class ProbabilisticScore(Metric):
     def check(
         self, prediction: Tensor, target: Tensor, num_target_channels: int, num_channels: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Refuse what does not have the channels and rows of this score; return both in float32 or float64.
-
-        Args:
-            prediction: `(B, num_channels, H, W)`.
-            target: `(B, at least num_target_channels, H, W)`, on the same grid.
-        """
         channels = "M" if num_channels is None else str(num_channels)
         is_pair = prediction.ndim == target.ndim == 4 and prediction.shape[0] == target.shape[0]
         if not is_pair or prediction.shape[2:] != target.shape[2:] or target.shape[1] < num_target_channels:
@@ -73,7 +65,6 @@ class GaussianCRPS(ProbabilisticScore):
     score_names = ("crps",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The sum of the scores and the number of pixels, `(1, 2)`."""
         prediction, target = self.check(prediction, target, num_target_channels=3, num_channels=2)
         return self.mean_totals(corrected_crps(prediction, target))
 
@@ -88,7 +79,6 @@ class EECRPS(ProbabilisticScore):
     score_names = ("eecrps",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The sum of the weighted scores and the number of pixels of the dates that have an EFI, `(1, 2)`."""
         prediction, target = self.check(prediction, target, num_target_channels=4, num_channels=2)
         weighted = target[:, 3].abs() * corrected_crps(prediction, target)
         return self.mean_totals(weighted[has_efi(target)])
@@ -103,7 +93,6 @@ class EfiDates(ProbabilisticScore):
     score_names = ("efi_dates",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The number of dates that have an EFI, and of all, `(1, 2)`."""
         _, target = self.check(prediction, target, num_target_channels=4)
         return torch.stack([has_efi(target).sum().double(), target.new_tensor(len(target), dtype=torch.float64)])[None]
 
@@ -122,7 +111,6 @@ class GaussianSpreadSkill(ProbabilisticScore):
     num_totals = 3
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The sums of the variances and of the squared errors, and the number of pixels, `(1, 3)`."""
         prediction, target = self.check(prediction, target, num_target_channels=3, num_channels=2)
         shift, std = gaussian_correction(prediction, target[:, 2])
         return self.mean_totals(std.square(), (target[:, 0] - target[:, 1] - shift).square())
@@ -137,19 +125,13 @@ class PitHistogram(ProbabilisticScore):
 
     The values are shares, of sum 1; all are equal if the forecasts are calibrated, the outer ones are large if they are
     overconfident. It is to a distribution what the rank histogram is to an ensemble. A part holds its lower border.
-
-    Args:
-        latitude: Latitude of each row in degrees, `(H,)`; see `ProbabilisticScore`.
     """
 
     def __init__(self, num_bins: int = 11, latitude: Sequence[float] | np.ndarray | None = None) -> None:
-        if num_bins < 2:
-            raise ValueError(f"num_bins must be at least 2, got {num_bins}")
         self.score_names = tuple(f"pit_{number}" for number in range(num_bins))
         super().__init__(latitude)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The number of pixels in each part and of all, `(num_bins, 2)`."""
         prediction, target = self.check(prediction, target, num_target_channels=3, num_channels=2)
         shift, std = gaussian_correction(prediction, target[:, 2])
         probability = torch.special.ndtr(standardise(target[:, 0] - target[:, 1] - shift, std))
@@ -175,12 +157,7 @@ def spread_skill_ratio(variance: float, squared_error: float) -> float:
 
 
 class EnsembleCRPS(ProbabilisticScore):
-    """Mean CRPS of the members, as `ensemble_crps` or `fair_ensemble_crps`.
-
-    Args:
-        fair: Correct for the number of members; see `smoe_paper.losses.ensemble_crps`.
-        latitude: Latitude of each row in degrees, `(H,)`; see `ProbabilisticScore`.
-    """
+    """Mean CRPS of the members, as `ensemble_crps` or `fair_ensemble_crps`; see `smoe_paper.losses.ensemble_crps`."""
 
     def __init__(self, *, fair: bool = False, latitude: Sequence[float] | np.ndarray | None = None) -> None:
         self.fair = fair
@@ -188,7 +165,6 @@ class EnsembleCRPS(ProbabilisticScore):
         super().__init__(latitude)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The sum of the scores and the number of pixels, `(1, 2)`."""
         members, target = self.check(prediction, target, num_target_channels=1)
         return self.mean_totals(ensemble_crps(members, target[:, 0], fair=self.fair))
 
@@ -204,7 +180,6 @@ class EnsembleSpreadSkill(ProbabilisticScore):
     num_totals = 3
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The sums of the variances and of the squared errors, and the number of pixels, `(1, 3)`."""
         members, target = self.check(prediction, target, num_target_channels=1)
         num_members = members.shape[1]
         if num_members < 2:
@@ -224,20 +199,14 @@ class RankHistogram(ProbabilisticScore):
 
     The values are shares, of sum 1; all are equal for a reliable ensemble. A truth that equals k members may have any
     of k + 1 ranks and counts as `1 / (k + 1)` for each of them.
-
-    Args:
-        latitude: Latitude of each row in degrees, `(H,)`; see `ProbabilisticScore`.
     """
 
     def __init__(self, num_members: int, latitude: Sequence[float] | np.ndarray | None = None) -> None:
-        if num_members < 1:
-            raise ValueError(f"num_members must be at least 1, got {num_members}")
         self.num_members = num_members
         self.score_names = tuple(f"rank_{rank}" for rank in range(num_members + 1))
         super().__init__(latitude)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The number of pixels of each rank and of all, `(M + 1, 2)`."""
         members, target = self.check(prediction, target, num_target_channels=1, num_channels=self.num_members)
         truth = target[:, :1]
         lowest, num_equal = (members < truth).sum(dim=1), (members == truth).sum(dim=1)

@@ -11,9 +11,7 @@ from smoe_paper.ens10.model import EnsembleSetting, build_model, trunk
 from smoe_paper.ens10.recipes import (
     ENSEMBLE_RECIPES,
     EmosModel,
-    EnsembleData,
     EnsembleModel,
-    EnsembleRecipe,
     SpatialMoEUNetModel,
     UNetModel,
 )
@@ -100,27 +98,3 @@ def test_the_training_is_the_papers() -> None:
         assert recipe.training.batch_size == batch_size
         # Neither the schedule nor the stopping can come in before.
         assert min(recipe.training.plateau_patience, recipe.training.early_stop_patience) >= 10
-
-
-def test_the_routing_gradient_of_a_full_size_gate_is_seen_by_adam() -> None:
-    # A choice that is half right, in a gate of 128 x 361 x 720 scores.
-    gradient = 0.5 / (128 * 361 * 720)
-    steps = []
-    rule = ENSEMBLE_RECIPES["ens10/smoe"].rule
-    assert isinstance(rule, RoutingClassification)
-    for weight in (1.0, rule.weight):
-        score = torch.nn.Parameter(torch.zeros(1))
-        score.grad = torch.tensor([gradient * weight])
-        torch.optim.Adam([score], lr=1.0).step()
-        steps.append(-score.item())
-    assert 0.5 < steps[0] < 0.7
-    assert steps[1] == pytest.approx(1.0, abs=1e-3)
-
-
-def test_options_that_make_no_sense() -> None:
-    with pytest.raises(ValueError, match="test_years must be the first and the last year, got 2017 and 2016"):
-        EnsembleData(test_years=(2017, 2016))
-    with pytest.raises(ValueError, match="routing_warmup_epochs must not be negative"):
-        EnsembleRecipe(routing_warmup_epochs=-1)
-    with pytest.raises(ValueError, match="expert_ratio must be at least 1"):
-        SpatialMoEUNetModel(expert_ratio=0.5)

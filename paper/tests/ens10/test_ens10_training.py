@@ -97,11 +97,6 @@ def test_emos_sees_the_members_and_the_others_the_statistics() -> None:
         np.testing.assert_array_equal(target[3], store.efi[row])
 
 
-def test_without_members_emos_is_refused() -> None:
-    with pytest.raises(DataError, match="holds no members"):
-        make_split(tiny_recipe("ens10/emos"), make_ensemble(has_members=False), "test", quietly)
-
-
 def test_forecasts_without_an_index_are_left_out_of_the_eecrps_and_said() -> None:
     store = make_ensemble()
     assert store.efi is not None
@@ -182,8 +177,3 @@ def test_data_that_are_not_there() -> None:
     recipe = replace(recipe, data=replace(recipe.data, train_years=(1999, 2000)))
     make_split(recipe, make_ensemble(), "train", said.append)
     assert len(said) == 1 and "1999" in said[0]
-
-
-def test_a_model_needs_no_store() -> None:
-    dry = build_dry_task(ENSEMBLE_RECIPES["ens10/emos"])
-    assert (dry.input_shape, dry.target_shape) == ((10, 361, 720), (4, 361, 720))

@@ -13,7 +13,7 @@ import torch
 
 import tiny_weather
 from ens10_files import write_ens10
-from image_files import write_idx_set
+from image_files import publish, write_idx_set
 from image_folders import write_folders
 from memory_source import Silent
 from smoe.training.run_directory import RunError
@@ -58,7 +58,7 @@ def ens10(folder: Path) -> tuple[str, Recipe]:
 
 
 def images(folder: Path) -> tuple[str, Recipe]:
-    data = ImageData(root=write_idx_set(folder / "mnist", 100, 10), verify=False)
+    data = ImageData(root=write_idx_set(folder / "mnist", 100, 10))
     plan = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=50, max_epochs=1, device="cpu")
     return "mnist/smoe", ImageRecipe(data=data, model=SpatialMoEClassifierModel(filters=2), training=plan)
 
@@ -117,6 +117,8 @@ def test_a_run_is_opened_from_its_folder_alone(name: str, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     make, least = MADE[name]
     recipe_name, recipe = make(tmp_path)
+    if name == "images":
+        publish(monkeypatch, recipe.data.root)
     record = train(recipe_name, recipe, tmp_path / "run", notify=quietly)
     (tmp_path / "moved").mkdir()
     (tmp_path / "run").rename(tmp_path / "moved" / "run")

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import tiny_weather
-from image_files import write_idx_set
 from smoe._plain import RecipeError
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.training.plan import check_monitor
@@ -23,7 +22,6 @@ from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, Recipe, SgdMome
 from smoe_paper.experiments.runs import train
 from smoe_paper.experiments.task import assemble_task
 from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
-from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe, SpatialMoEClassifierModel
 
 
 def quietly(_: str) -> None:
@@ -83,19 +81,16 @@ def test_every_experiment_is_built_dry_and_monitors_metrics_that_exist(
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recipe]:
-    """Recipes of three experiments with one SMoE gate, of a second or two."""
+    """Recipes of two experiments with one SMoE gate, of a second or two."""
     folder = tmp_path_factory.mktemp("tiny")
     data = HeatDiffusion(spatial_shape=(7, 5), num_steps=5, num_train_runs=8, num_validation_runs=1, num_test_runs=1)
-    images = ImageData(root=write_idx_set(folder / "mnist", 100, 10), verify=False)
-    plan = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=50, max_epochs=1, device="cpu")
     return {
         "heat/smoe": HeatRecipe(data=data, training=replace(HEAT_TRAINING, max_epochs=1, device="cpu")),
         "weather/smoe": tiny_weather.tiny_recipe("weather/smoe", tiny_weather.make_store(folder / "store")),
-        "mnist/smoe": ImageRecipe(data=images, model=SpatialMoEClassifierModel(filters=2), training=plan),
     }
 
 
-NAMES = ("heat/smoe", "weather/smoe", "mnist/smoe")
+NAMES = ("heat/smoe", "weather/smoe")
 
 
 def scores_of(state: dict[str, Any]) -> torch.Tensor:
@@ -168,7 +163,6 @@ def test_auxiliary_losses_without_smoe_layers_are_refused_before_any_data(tiny: 
     recipe = replace(tiny["heat/smoe"], auxiliary=AuxiliaryLosses(importance=True))
     with pytest.raises(ValueError, match=r"auxiliary losses need SMoE layers, but Linear has none"):
         assemble_task(recipe, torch.nn.Linear(2, 2), torch.nn.functional.mse_loss, [], None, lambda batch: batch)
-    for name in ("weather/smoe", "mnist/smoe"):
-        recipe = replace(tiny[name], auxiliary=AuxiliaryLosses(load=True))
-        with pytest.raises(ValueError, match=r"auxiliary\.load needs gates with noise, but .* has a TensorGate"):
-            experiment_of(recipe).build_dry(recipe)
+    recipe = replace(tiny["weather/smoe"], auxiliary=AuxiliaryLosses(load=True))
+    with pytest.raises(ValueError, match=r"auxiliary\.load needs gates with noise, but .* has a TensorGate"):
+        experiment_of(recipe).build_dry(recipe)

@@ -98,7 +98,7 @@ def warm_task(rule: str) -> Task:
     return task
 
 
-@pytest.mark.parametrize("num_steps", [2, 3, 5, 6, 8])
+@pytest.mark.parametrize("num_steps", [2, 6])
 @pytest.mark.parametrize("rule", ["rc", "end_to_end"])
 def test_a_run_is_resumed_within_the_warm_up_and_after_it(tmp_path: Path, num_steps: int, rule: str) -> None:
     plan = replace(PLAN, monitor="loss", monitor_mode="min")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from image_files import write_idx_set
+from image_files import publish, write_idx_set
 from smoe.cli import main
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.reproduction import plan_runs, train_run
@@ -74,13 +74,13 @@ def test_dry_run(tmp_path, capsys):
     assert "# Classification of CIFAR-10" in out and list(tmp_path.iterdir()) == []
 
 
-def test_a_table_from_nothing(tmp_path):
+def test_a_table_from_nothing(tmp_path, monkeypatch):
     root = write_idx_set(tmp_path / "mnist", 100, 20)
+    publish(monkeypatch, root)
 
     def shrink(recipe: ImageRecipe) -> ImageRecipe:
         training = replace(recipe.training, batch_size=20, evaluation_batch_size=20, max_epochs=1, device="cpu")
-        data = replace(recipe.data, verify=False)
-        return replace(recipe, model=replace(recipe.model, filters=4), data=data, training=training)
+        return replace(recipe, model=replace(recipe.model, filters=4), training=training)
 
     experiment = replace(IMAGES.tables, scales=(Scale("tiny", "a test", shrink, kind="simulated"),))
     (table,) = experiment.select("images/mnist")

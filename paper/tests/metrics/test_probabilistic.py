@@ -199,19 +199,3 @@ def test_not_a_number_is_told(channel: int) -> None:
     members, truth = random_ensemble()
     truth[1, 0, 2, 3] = math.nan
     assert all(math.isnan(value) for value in score(RankHistogram(5), members, truth).values())
-
-
-def test_shapes_that_do_not_fit() -> None:
-    output, target = random_forecasts()
-    with pytest.raises(ValueError, match=r"prediction must be \(B, 2, H, W\) and target \(B, 4 or more, H, W\)"):
-        EECRPS().totals(output, target[:, :3])
-    with pytest.raises(ValueError, match="prediction must have 2 channels, got 4"):
-        GaussianCRPS().totals(target, target)
-    with pytest.raises(ValueError, match="there are 2 latitudes for 7 rows"):
-        GaussianCRPS(LATITUDE).totals(output, target)
-    with pytest.raises(ValueError, match="prediction must have 5 channels, got 4"):
-        RankHistogram(5).totals(target, target)
-    with pytest.raises(ValueError, match="the spread needs 2 members, got 1"):
-        EnsembleSpreadSkill().totals(target[:, :1], target)
-    with pytest.raises(ValueError, match="num_bins must be at least 2, got 1"):
-        PitHistogram(1)

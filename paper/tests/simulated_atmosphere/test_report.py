@@ -37,15 +37,6 @@ def test_climatologies_know_earlier_years_only():
     assert climatology_rmse(season, season) == pytest.approx(np.std(week_of_year(times)), rel=1e-4)
 
 
-def test_weeks_of_a_leap_year():
-    weeks = week_of_year(layout.year_times(2004))
-    assert weeks[0] == 0
-    assert weeks[27] == 0
-    assert weeks[28] == 1
-    assert weeks[-1] == 51
-    assert (weeks == 51).sum() == 9 * 4
-
-
 @pytest.fixture
 def simulated(tmp_path, monkeypatch):
     """Three years with a jet at 36.5625 N, cold land and weather of one number, on every fourth day only."""
@@ -79,8 +70,3 @@ def test_the_report_holds_the_numbers(simulated):
     assert "land is 5.0 K colder" in text
     # Leads of 12 and 20 fields bring the same weather back, so persistence is perfect; the climatology misses by 0.5.
     assert "| T2m [K] | 0.00 (3.00) | 0.00 (3.27) | 0.50 (6.07) |" in text
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no complete simulated year"):
-        describe(tmp_path)

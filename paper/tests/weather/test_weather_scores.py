@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 import scores.continuous
 import scores.functions
-import torch
 import xarray as xr
 
 from smoe.cli.main import main
-from smoe.nn import SpatialMoE2d
-from smoe_paper.baselines.gates import ConvGate
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.weather.pictures import layer_inputs
 from smoe_paper.weather.recipes import PUBLISHED, WEATHER_RECIPES
 from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.scores import evaluate_run, score_baselines
@@ -136,20 +132,6 @@ def test_the_command_line(
     pictures = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [picture.name[:8] for picture in pictures] == ["scores.p", "forecast", "routing."]
     assert all(picture.stat().st_size > 20_000 for picture in pictures)
-
-
-def test_gates_that_look_at_their_input_see_what_the_layer_sees() -> None:
-    first = SpatialMoE2d.from_experts(2, 3, 2, gate=ConvGate(2, 3, 2))
-    second = SpatialMoE2d.from_experts(2, 3, 1, gate=ConvGate(2, 3, 1))
-    model = torch.nn.Sequential(first, torch.nn.ReLU(), second).eval()
-    input = torch.randn(1, 2, 5, 6)
-    found = layer_inputs(model, {"0": first, "2": second}, input)
-    assert torch.equal(found["0"], input)
-    assert torch.equal(found["2"], torch.relu(first(input)))
-    # Nothing stays behind.
-    assert not first._forward_pre_hooks and not second._forward_pre_hooks
-    tensor_gated = SpatialMoE2d.from_experts(2, 3, 2, spatial_shape=(5, 6))
-    assert layer_inputs(tensor_gated, {"": tensor_gated}, input) == {}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 from smoe import SpatialMoE2d
 from smoe.errors import DataError
 from smoe.losses import latitude_weights
-from smoe.training.run_directory import CheckpointError, RunDirectory, load_checkpoint
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.weather.model import build_task
@@ -70,48 +69,6 @@ def test_the_prior_comes_from_the_store(store: Path) -> None:
     layer = moe_layers(build_task(recipe, (), quietly).model)[0]
     land = torch.from_numpy(WeatherStore.open(store).raw_constant("lsm").copy())
     assert ((layer.routing().indices >= 4).float().mean(dim=0) == land).all()
-
-
-def test_the_routing_waits_for_its_warm_up(store: Path, tmp_path: Path) -> None:
-    recipe = tiny_recipe("weather/smoe", store, routing_warmup_epochs=1)
-    start = moe_layers(build_task(recipe, (), quietly).model)[0].gate.state_dict()["scores"]
-    waited = replace(recipe, training=replace(recipe.training, max_epochs=1))
-    longer = replace(recipe, training=replace(recipe.training, max_epochs=2))
-    scores = []
-    for name, each in (("waited", waited), ("longer", longer)):
-        train("weather/smoe", each, tmp_path / name, notify=quietly)
-        model = load_checkpoint(RunDirectory(tmp_path / name).last_checkpoint)["model"]
-        scores.append(next(value for key, value in model.items() if key.endswith("gate.scores")))
-    assert torch.equal(scores[0], start)
-    assert not torch.equal(scores[1], start)
-
-
-def test_fine_tuning_starts_from_the_best_weights(store: Path, tmp_path: Path) -> None:
-    recipe = tiny_recipe("weather/smoe", store)
-    train("weather/smoe", recipe, tmp_path / "first", notify=quietly)
-    # A learning rate of zero leaves the weights as they were loaded; the running means of the norms move on.
-    still = replace(recipe, init_from=tmp_path / "first", optimizer=Adam(lr=0.0, l2=1e-5), seed=1)
-    train("weather/smoe", still, tmp_path / "second", notify=quietly)
-    first, second = (
-        load_checkpoint(RunDirectory(tmp_path / name).best_checkpoint)["model"] for name in ("first", "second")
-    )
-    weights = [name for name in first if name.endswith(("weight", "bias", "scores"))]
-    assert weights and all(torch.equal(first[name], second[name]) for name in weights)
-
-
-def test_weights_of_another_network_are_refused_by_name(store: Path, tmp_path: Path) -> None:
-    train("weather/rt", tiny_recipe("weather/rt", store), tmp_path / "first", notify=quietly)
-    recipe = tiny_recipe("weather/rt", store, init_from=tmp_path / "first")
-    wider = replace(recipe, model=replace(recipe.model, filters=5))
-    with pytest.raises(CheckpointError, match=r"stem.conv.weight is \(4, 18, 7, 7\) in that run and \(5, 18, 7, 7\)"):
-        train("weather/rt", wider, tmp_path / "second", notify=quietly)
-    deeper = replace(recipe, model=replace(recipe.model, num_blocks=2))
-    with pytest.raises(CheckpointError, match=r"blocks.1.first.conv.weight is not there in that run"):
-        train("weather/rt", deeper, tmp_path / "second", notify=quietly)
-    nowhere = replace(recipe, init_from=tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match=r"nowhere, which holds no best weights"):
-        train("weather/rt", nowhere, tmp_path / "second", notify=quietly)
-    assert not (tmp_path / "second").exists()
 
 
 def test_the_loss_is_weighted_by_the_latitudes_of_the_store(store: Path) -> None:

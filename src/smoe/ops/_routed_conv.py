@@ -346,7 +346,7 @@ def grid_conv2d(
 
 def _is_batch(input: torch.Tensor, weight: torch.Tensor) -> bool:
     # For few samples the indices cost more than they save; under autocast the convolution is not in float32.
-    is_batch = input.ndim == 4 and input.shape[0] >= 4
+    is_batch = input.ndim == 4 and input.shape[0] >= 4 and input.shape[1] == weight.shape[1]
     is_eager = not torch.is_autocast_enabled("cpu") and not has_transforms()
     return is_batch and is_eager and library_for(input, weight) is not None
 

@@ -73,13 +73,6 @@ class CondConv2d(nn.Module):
         )
         return output.reshape(B, out_channels, *output.shape[2:])
 
-    def extra_repr(self) -> str:
-        in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.num_experts
-        return (
-            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, num_experts={self.num_experts}, "
-            f"stride={self.stride}, padding_mode={self.padding_mode!r}"
-        )
-
 
 def append_coordinates(input: torch.Tensor) -> torch.Tensor:
     """Appends the row and the column of each pixel, from -1 to 1: `(B, C, H, W)` to `(B, C + 2, H, W)`."""
@@ -148,11 +141,7 @@ class LocallyConnected2d(nn.Module):
 class LearnedChannels(nn.Module):
     """Appends channels of learned numbers, one for each pixel, to its input. They start at 0."""
 
-    def __init__(
-        self,
-        num_channels: int,
-        spatial_shape: tuple[int, ...],
-    ) -> None:
+    def __init__(self, num_channels: int, spatial_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.fields = nn.Parameter(torch.zeros(num_channels, *spatial_shape))
 
@@ -163,6 +152,3 @@ class LearnedChannels(nn.Module):
             raise ValueError(f"the learned channels were made for a grid of {made_for}, got {got}")
         fields = self.fields.to(input.dtype).expand(input.shape[0], *self.fields.shape)
         return torch.cat((input, fields), dim=1)
-
-    def extra_repr(self) -> str:
-        return f"{len(self.fields)}, spatial_shape={tuple(self.fields.shape[1:])}"

@@ -84,11 +84,7 @@ class InputCombiner(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
 
     def forward(self, input: torch.Tensor, grid: tuple[int, int] | None = None) -> torch.Tensor:
-        """The logits of the combination.
-
-        Args:
-            input: Input of the layer, `(B, C, H, W)`.
-        """
+        """The logits of the combination."""
         check_input(input, self.reduce.in_channels)
         height, width = input.shape[2:]
         for dilation in self.dilations:
@@ -181,11 +177,7 @@ class LowRankLocal2d(nn.Module):
             self.spatial_bias = maps(1, self.spatial_shape, 0.0)
 
     def combining_weights(self, input: torch.Tensor | None = None) -> torch.Tensor:
-        """The weights a: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`.
-
-        Args:
-            input: `(B, C, H, W)`; needed only by the combiner `input`.
-        """
+        """The weights a: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`."""
         if not isinstance(self.combiner, InputCombiner):
             return self.combiner().softmax(dim=-3)
         assert input is not None
@@ -215,10 +207,3 @@ class LowRankLocal2d(nn.Module):
             elif isinstance(maps, RowsAndColumns):
                 maps.rows, maps.columns = resize(maps.rows, (0,)), resize(maps.columns, (1,))
         self.spatial_shape = grid
-
-    def extra_repr(self) -> str:
-        in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.spatial_rank
-        return (
-            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, spatial_rank={self.spatial_rank}, "
-            f"spatial_shape={self.spatial_shape}, stride={self.stride}, padding_mode={self.padding_mode!r}"
-        )

@@ -27,11 +27,7 @@ class FeedForward(nn.Module):
     Weights start Glorot-uniform and biases at zero, as in the vision transformer.
     """
 
-    def __init__(
-        self,
-        width: int,
-        hidden: int,
-    ) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.widen = nn.Linear(width, hidden)
         self.narrow = nn.Linear(hidden, width)
@@ -44,12 +40,7 @@ class FeedForward(nn.Module):
 
 
 class PatchScores(NamedTuple):
-    """Scores of the experts for the tokens of each group.
-
-    Attributes:
-        clean: Scores before the noise, `(groups, tokens of a group, X)`, at least float32.
-        noise_std: Standard deviation of the noise in `noisy`; 0 without.
-    """
+    """Scores of the experts before and with noise, `(groups, tokens of a group, X)`, at least float32."""
 
     clean: torch.Tensor
     noisy: torch.Tensor
@@ -107,10 +98,7 @@ class PatchMoE(nn.Module):
         return self._last_scores
 
     def capacity(self, group_size: int) -> int:
-        """The number of tokens of a group that one expert can serve.
-
-        `ceil(group_size * num_selected * capacity_factor / num_experts)`, rounded up to a multiple of 4.
-        """
+        """The number of tokens of a group that one expert can serve, rounded up to a multiple of 4."""
         needed = math.ceil(group_size * self.num_selected * self.capacity_factor / self.num_experts)
         return math.ceil(needed / _CAPACITY_STEP) * _CAPACITY_STEP
 
@@ -138,10 +126,6 @@ class PatchMoE(nn.Module):
     def _apply_experts(
         self, grouped: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
     ) -> torch.Tensor:
-        """Outputs `(T, D)` of tokens `(groups, tokens of a group, D)`; each expert computes its choices, and no more.
-
-        The number of an expert's choices is read on the host.
-        """
         tokens = grouped.flatten(0, 1)
         num_groups, num_selected, group_size = indices.shape
         is_served = place < self.capacity(group_size)
@@ -163,21 +147,11 @@ class PatchMoE(nn.Module):
         # The last scores belong to a graph of the past, which can be neither copied nor pickled.
         return {**self.__dict__, "_last_scores": None}
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.width}, {self.hidden}, num_experts={self.num_experts}, num_selected={self.num_selected}, "
-            f"capacity_factor={self.capacity_factor:g}, noise_std={self.noise_std:g}"
-        )
-
 
 def place_in_turn(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """The place of each choice in the queue of its expert, from 0; those below the capacity are served.
+    """The place of each choice `(groups, num_selected, tokens of a group)` in the queue of its expert, from 0.
 
-    Args:
-        indices: Chosen experts `(groups, num_selected, tokens of a group)`, best first.
-
-    Returns:
-        int64, of the shape of `indices`. First choices come before second ones, and equal choices in token order.
+    First choices come before second ones, and equal choices in token order.
     """
     in_turn = indices.long().flatten(1)
     is_expert = F.one_hot(in_turn, num_experts)
@@ -186,11 +160,7 @@ def place_in_turn(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
 
 
 def patch_importance_loss(scores: torch.Tensor) -> torch.Tensor:
-    """Variation of the experts' importances, their probabilities summed over the tokens of a group.
-
-    Args:
-        scores: Scores of the gate before the noise, `(groups, tokens of a group, X)`.
-    """
+    """Variation of the experts' importances, their probabilities summed over the tokens of a group."""
     return squared_variation(scores.softmax(dim=-1).sum(dim=1)).mean()
 
 
@@ -199,14 +169,9 @@ def patch_load_loss(clean: torch.Tensor, noisy: torch.Tensor, num_selected: int,
 
     That is the probability that the expert, its noise drawn anew, exceeds the smallest score that was chosen. The
     gradient goes through that threshold too, as in V-MoE.
-
-    Args:
-        clean: Scores of the gate before the noise, `(groups, tokens of a group, X)`.
     """
     if not noise_std > 0.0:
-        raise ValueError(
-            f"the load loss is defined only with routing noise: noise_std must be positive, got {noise_std}"
-        )
+        raise ValueError(f"the load loss is defined only with routing noise, got noise_std {noise_std}")
     threshold = noisy.topk(num_selected, dim=-1).values[..., -1:]
     probability = torch.special.ndtr((clean - threshold) / noise_std)
     return squared_variation(probability.mean(dim=1)).mean()

@@ -21,7 +21,6 @@ class Benchmark(NamedTuple):
 BENCHMARKS = {
     "layer": Benchmark("layer", "layers beside F.conv2d with as many filters as are selected (= 1.0)"),
     "device": Benchmark("device", "layers on a GPU beside F.conv2d: times, peak memory, the kernels chosen"),
-    "step": Benchmark("step", "a training step of recipes, on a GPU or a CPU: time, peak memory, the kernels chosen"),
     "learn": Benchmark("learn", "what layers learn where the answer is known, beside simple rivals"),
     "memory": Benchmark("memory", "peak memory of a training step on a 361 x 720 grid beside F.conv2d's"),
     "real": Benchmark("real", "fits of real data beside simple models, LightGBM and plain nets: errors, time, memory"),

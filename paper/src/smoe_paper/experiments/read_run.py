@@ -120,12 +120,7 @@ def read_run(
 
 
 def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, Tensor]:
-    """Reads a split once.
-
-    Returns:
-        Metrics of the prediction that nothing changes, None where inputs and targets differ in shape; the SHA-256 of
-        all inputs and targets; and the first input, `(1, ...)`.
-    """
+    """Reads a split once."""
     task, plan = run.task, run.recipe.training
     samples = task.splits[split]
     batches = OrderedBatches(num_samples(samples), plan.evaluation_batch_size, 0, 1)
@@ -152,11 +147,7 @@ def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, 
 def measure_errors(
     batches: Iterable[tuple[Tensor, Tensor]], places: Places | None, targets: Sequence[tuple[str, str]]
 ) -> tuple[ErrorMap, ...]:
-    """The root mean squared error of each target at each pixel over all samples.
-
-    Args:
-        batches: Predictions and truths, `(B, K, *grid)`. A truth that is NaN does not count.
-    """
+    """The root mean squared error of each target at each pixel over all samples."""
     squared: Tensor | None = None
     counts: Tensor | None = None
     grid: tuple[int, ...] = ()

@@ -15,12 +15,11 @@ from torch.utils.data import Dataset
 
 from smoe import nn
 from smoe.losses import auxiliary_loss
-from smoe.nn import FrozenLearner, NoisyGate, RoutedLayer, track_loss_scale
+from smoe.nn import FrozenLearner, NoisyGate, RoutedLayer
 from smoe.ops import family_members
 from smoe.rules import Damping, Frozen, Rule
 from smoe.training import to_plain
 from smoe.training.distribution import make_accelerator
-from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Collate, Metric, Task, evaluate, predict
 from smoe_paper.baselines.low_rank import LowRankLocal2d
@@ -262,35 +261,6 @@ class DryTask:
     num_classes: int | None = None
 
 
-class DryTraining:
-    """A task without data, on the device and in the precision of a plan."""
-
-    def __init__(self, dry: DryTask, plan: TrainingPlan) -> None:
-        self.dry = dry
-        self.accelerator = make_accelerator(plan)
-        self.model, self.optimizer = self.accelerator.prepare(dry.task.model, dry.task.optimizer)
-
-    def batch(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        device, dry = self.accelerator.device, self.dry
-        input = torch.randn(batch_size, *dry.input_shape, device=device)
-        if dry.num_classes is not None:
-            return input, torch.randint(dry.num_classes, (batch_size, *dry.target_shape), device=device)
-        return input, torch.randn(batch_size, *dry.target_shape, device=device)
-
-    def loss(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch, with the auxiliary loss if there is one."""
-        task = self.dry.task
-        loss = task.loss(self.model(input), target)
-        return loss if task.auxiliary_loss is None else loss + task.auxiliary_loss(self.model)
-
-    def compute_gradients(self, input: torch.Tensor, target: torch.Tensor) -> None:
-        self.accelerator.backward(track_loss_scale(self.loss(input, target), self.model))
-
-    def update(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
 @dataclass(frozen=True)
 class OpenRun:
     """A trained run, with its weights loaded."""
@@ -331,13 +301,14 @@ class OpenRun:
 
     def draw_curve(self, *keys: str, reference: tuple[str, float] | None = None) -> list[Path]:
         """Draws metrics of the validation split by epoch; returns the picture, or nothing before the first epoch."""
-        from smoe_paper.charts import draw_accuracy
+        from smoe_paper.charts import draw_scores
 
         history = [record for record in self.directory.read_history() if record.get(keys[0]) is not None]
         if not history:
             return []
         path = self.directory.pictures / "accuracy.png"
-        draw_accuracy(history, path, keys=keys, reference=reference)
+        titles = {key: key.replace("_", " ").replace("/", ", ") for key in keys}
+        draw_scores(history, titles, path, reference=reference, is_maximum=True)
         return [path]
 
     def _prepare(self) -> tuple[Accelerator, torch.nn.Module]:

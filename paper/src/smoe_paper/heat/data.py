@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +27,6 @@ def grow_region_map(shape: tuple[int, int], num_types: int, seed: int = 42) -> n
     A pixel starts with probability 1/n for each of the n types. Each neighbour already assigned, of the eight around
     it, raises the probability of its own type by `(1 - 1/n) / 5` and lowers the others equally. At most four
     neighbours are assigned before a pixel, so no probability falls below 1/(5n) and they always sum to 1.
-
-    Returns:
-        Types in [0, n), int64, `(H, W)`. A small map may miss some of the types.
     """
     height, width = shape
     if height < 1 or width < 1:
@@ -58,60 +55,27 @@ def grow_region_map(shape: tuple[int, int], num_types: int, seed: int = 42) -> n
     return region_map
 
 
-def count_region_types(region_map: np.ndarray) -> int:
-    """Check a map of regions and count its types.
-
-    Args:
-        region_map: Types of region, integers, `(H, W)`.
-    """
-    if region_map.ndim != 2:
-        raise ValueError(f"a region map must have 2 dimensions (H, W), got shape {region_map.shape}")
-    if region_map.dtype.kind not in "iu":
-        raise ValueError(f"a region map must hold integers, got {region_map.dtype}; convert it with astype(np.int64)")
-    if region_map.size == 0:
-        raise ValueError(f"a region map needs at least one pixel, got shape {region_map.shape}")
-    types = np.unique(region_map)
-    if types[0] < 0:
-        raise ValueError(f"region types must be 0, 1, ..., got {types[0]}; number the regions from 0")
-    gaps = np.flatnonzero(types != np.arange(len(types)))
-    if gaps.size:
-        raise ValueError(
-            f"region types must be 0, 1, ... without a gap, but type {gaps[0]} is missing while {types[-1]} occurs; "
-            "renumber the regions"
-        )
-    return len(types)
-
-
 def load_region_map(path: Path) -> np.ndarray:
     """A map of regions from a `.npy` file: types 0, ..., n - 1, each of them present, int64, `(H, W)`."""
-    if not path.is_file():
-        raise FileNotFoundError(f"region map {path} is not a file; make one with grow_region_map and numpy.save")
     try:
-        region_map = np.array(_open_npy(path, "r"))
-        count_region_types(region_map)
-    except ValueError as error:
-        raise ValueError(f"region map {path}: {error}; write it with numpy.save from an array of integers") from error
-    return region_map.astype(np.int64)
-
-
-def _open_npy(path: Path, mode: Literal["r", "c"]) -> np.ndarray:
-    try:
-        # A file shorter than its header claims is refused, and takes no memory for the claim.
-        return np.lib.format.open_memmap(path, mode=mode)
+        # Mapped first: a header that claims too much takes no memory.
+        region_map = np.array(np.load(path, mmap_mode="r", allow_pickle=False))
+        is_map = region_map.ndim == 2 and region_map.dtype.kind in "iu" and region_map.size > 0
+        if not is_map or not np.array_equal(np.unique(region_map), np.arange(region_map.max() + 1)):
+            raise ValueError(f"it holds {region_map.dtype} of {region_map.shape}")
     except Exception as error:  # a damaged header can make the parser of numpy fail in any way
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ValueError(f"truncated or not a .npy file ({reason})") from error
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"region map {path}: {reason}; expected integers (H, W) written by numpy.save, 0, 1, ... without a gap"
+        ) from error
+    return region_map.astype(np.int64)
 
 
 MAX_DIFFUSIVITY = 0.25
 
 
 def diffusion_stencil(diffusivity: float) -> np.ndarray:
-    """The 3x3 stencil of one explicit step: centre 1 - 4d, the four nearest neighbours d, corners 0.
-
-    Returns:
-        Weights, float64, `(3, 3)`.
-    """
+    """The 3x3 stencil of one explicit step, float64: centre 1 - 4d, the four nearest neighbours d, corners 0."""
     d = float(diffusivity)
     return np.array([[0.0, d, 0.0], [d, 1.0 - 4.0 * d, d], [0.0, d, 0.0]])
 
@@ -122,16 +86,10 @@ def draw_initial_states(
     """Draw the states from which runs start: a faint random background with drops of heat.
 
     Each run has its own number of drops per region type, the same for all types. Drops have heat 1 and may coincide.
-    All runs share one random generator, so the first runs of a longer set are those of a shorter one.
-
-    Args:
-        region_map: Types 0, ..., n - 1, `(H, W)`.
-
-    Returns:
-        States, float64, `(R, H, W)`.
+    All runs share one random generator, so the first runs of a longer set are those of a shorter one. Returns states,
+    float64, `(R, H, W)`.
     """
-    num_types = count_region_types(region_map)
-    cells_of_type = [np.argwhere(region_map == kind) for kind in range(num_types)]
+    cells_of_type = [np.argwhere(region_map == kind) for kind in range(int(region_map.max()) + 1)]
     rng = np.random.default_rng(seed)
     states = np.empty((num_runs, *region_map.shape))
     for run in range(num_runs):
@@ -144,87 +102,42 @@ def draw_initial_states(
 
 
 def simulate_heat(
-    initial_states: np.ndarray,
-    region_map: np.ndarray,
-    diffusivities: Sequence[float],
-    num_steps: int,
-    *,
-    runs_per_block: int = 8,
+    initial_states: np.ndarray, region_map: np.ndarray, diffusivities: Sequence[float], num_steps: int
 ) -> np.ndarray:
     """Simulate heat diffusion: every pixel steps with the stencil of its own region type, beyond the border is 0.
 
-    The simulation runs in float64 from start to end; only the stored frames are rounded to float32.
-
-    Args:
-        initial_states: Finite states, `(R, H, W)`.
-        region_map: Types 0, ..., n - 1, `(H, W)`.
-
-    Returns:
-        Frames, frame 0 being the initial state, float32, `(R, T + 1, H, W)`.
+    The simulation of states `(R, H, W)` runs in float64 from start to end; only the stored frames, frame 0 being the
+    initial state, are rounded to float32, `(R, T + 1, H, W)`.
     """
-    _check_simulation(initial_states, region_map, diffusivities)
-    num_runs, height, width = initial_states.shape
-
-    # A row of zeros above and below each run and one column of zeros between rows make all four neighbours plain
-    # shifts of one flat array, so that numpy runs long inner loops. These cells have weight 0 and stay 0.
-    pitch = width + 1
-    cells_per_run = (height + 2) * pitch
-    neighbour_weight = np.zeros((height + 2, pitch))
-    neighbour_weight[1:-1, :width] = np.asarray(diffusivities, dtype=np.float64)[region_map]
-    centre_weight = np.zeros((height + 2, pitch))
-    centre_weight[1:-1, :width] = 1.0 - 4.0 * neighbour_weight[1:-1, :width]
-    neighbour_weight, centre_weight = neighbour_weight.reshape(-1), centre_weight.reshape(-1)
-
-    frames = np.empty((num_runs, num_steps + 1, height, width), dtype=np.float32)
-    for start in range(0, num_runs, runs_per_block):
-        stop = min(start + runs_per_block, num_runs)
-        num_cells = (stop - start) * cells_per_run
-        flat = np.zeros(num_cells + 2 * pitch)
-        here = flat[pitch : pitch + num_cells]
-        above, below = flat[:num_cells], flat[2 * pitch :]
-        left, right = flat[pitch - 1 : pitch - 1 + num_cells], flat[pitch + 1 : pitch + 1 + num_cells]
-        cells = here.reshape(stop - start, cells_per_run)
-        state = here.reshape(stop - start, height + 2, pitch)[:, 1:-1, :width]
-        inflow = np.empty_like(here)
-        inflow_cells = inflow.reshape(stop - start, cells_per_run)
-
-        state[:] = initial_states[start:stop]
-        frames[start:stop, 0] = state
+    if len(diffusivities) != region_map.max() + 1 or not all(0.0 <= d <= MAX_DIFFUSIVITY for d in diffusivities):
+        raise ValueError(
+            f"diffusivities must be one for each of {region_map.max() + 1} region types, in [0, {MAX_DIFFUSIVITY}] for "
+            f"a stable step, got {tuple(diffusivities)}"
+        )
+    height, width = region_map.shape
+    weight = np.asarray(diffusivities, dtype=np.float64)[region_map]
+    centre = 1.0 - 4.0 * weight
+    frames = np.empty((len(initial_states), num_steps + 1, height, width), dtype=np.float32)
+    padded = np.zeros((height + 2, width + 2))
+    state, inflow = padded[1:-1, 1:-1], np.empty((height, width))
+    for run, initial_state in enumerate(initial_states):
+        state[:] = initial_state
+        frames[run, 0] = state
         for step in range(1, num_steps + 1):
-            np.add(above, below, out=inflow)
-            inflow += left
-            inflow += right
-            inflow_cells *= neighbour_weight
-            cells *= centre_weight
-            here += inflow
-            frames[start:stop, step] = state
+            np.add(padded[:-2, 1:-1], padded[2:, 1:-1], out=inflow)
+            inflow += padded[1:-1, :-2]
+            inflow += padded[1:-1, 2:]
+            inflow *= weight
+            state *= centre
+            state += inflow
+            frames[run, step] = state
     return frames
 
 
-def _check_simulation(initial_states: np.ndarray, region_map: np.ndarray, diffusivities: Sequence[float]) -> None:
-    num_types = count_region_types(region_map)
-    if len(diffusivities) != num_types:
-        raise ValueError(f"the region map has {num_types} types, got {len(diffusivities)} diffusivities")
-    for kind, diffusivity in enumerate(diffusivities):
-        # This form of the comparison also refuses NaN.
-        if not 0.0 <= diffusivity <= MAX_DIFFUSIVITY:
-            raise ValueError(
-                f"diffusivity of region type {kind} must be in [0, {MAX_DIFFUSIVITY}] for a stable step, "
-                f"got {diffusivity}"
-            )
-    # Heat never grows, so states within the range of float32 stay within it; the comparison also refuses NaN.
-    if not np.abs(initial_states).max() <= np.finfo(np.float32).max:
-        raise ValueError("initial_states must be finite and within the range of float32")
-
-
 class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
-    """Pairs of consecutive frames: pair i is step `i % T` of run `i // T` and the step after it, not normalised.
+    """Pairs of consecutive frames `(R, T + 1, *grid)`: pair i is step `i % T` of run `i // T` and the step after it.
 
-    Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
-    `DataLoader(pairs, batch_size=32, collate_fn=HeatPairs.collate)`.
-
-    Args:
-        frames: What `simulate_heat` or `load_frames` returned, float32, `(R, T + 1, *grid)`; not copied.
+    Whole batches come from `__getitems__` already stacked: `DataLoader(pairs, collate_fn=HeatPairs.collate)`.
     """
 
     def __init__(self, frames: np.ndarray) -> None:
@@ -252,57 +165,6 @@ class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
     def collate(batch: Any) -> tuple[Tensor, Tensor]:
         # `__getitems__` has stacked it, and torch's default would stack it again.
         return batch
-
-
-def save_frames(path: str | Path, frames: np.ndarray) -> None:
-    """Write frames to a `.npy` file atomically; missing folders are created.
-
-    Args:
-        frames: Finite frames, float32, `(R, T + 1, H, W)`.
-    """
-    path = Path(path)
-    if path.suffix != ".npy":
-        raise ValueError(f"frames are stored as .npy, got {path}")
-    _check_layout(frames)
-    _check_finite(frames)
-    write_atomically(path, lambda file: np.lib.format.write_array(file, frames, allow_pickle=False))
-
-
-def load_frames(path: str | Path, *, shape: tuple[int, ...]) -> np.ndarray:
-    """Open frames written by `save_frames` as a memory map, after reading them once to check every value.
-
-    Args:
-        shape: The shape it must have, `(R, T + 1, H, W)`.
-
-    Returns:
-        Frames, float32, `(R, T + 1, H, W)`; writing to them never reaches the file.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"frames {path} is not a file; simulate them and call save_frames")
-    try:
-        frames = _open_npy(path, "c")
-        _check_layout(frames)
-        if frames.shape != tuple(shape):
-            raise ValueError(f"shape must be {tuple(shape)}, got {frames.shape}")
-        _check_finite(frames)
-    except ValueError as error:
-        raise ValueError(f"frames {path}: {error}; delete the file and simulate again") from error
-    return frames
-
-
-def _check_layout(frames: np.ndarray) -> None:
-    if frames.ndim < 3 or frames.size == 0:
-        raise ValueError(f"frames must have shape (R, T + 1, *grid), none of them 0, got {frames.shape}")
-    if frames.dtype != np.float32 or not frames.flags.c_contiguous:
-        raise ValueError(f"frames must be contiguous float32 in native byte order, got {frames.dtype}")
-
-
-def _check_finite(frames: np.ndarray) -> None:
-    # Run by run, so that the mask of a large memory map is never held whole.
-    for run, run_frames in enumerate(frames):
-        if not np.isfinite(run_frames).all():
-            raise ValueError(f"frames of run {run} hold values that are not finite")
 
 
 def make_region_map(data: HeatDiffusion) -> np.ndarray:
@@ -346,7 +208,14 @@ def keep_frames(
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     path = folder / f"{name}-{digest}.npy"
     if path.exists():
-        return load_frames(path, shape=shape)
+        try:
+            # Mapped copies: writing to them never reaches the file.
+            frames = np.load(path, mmap_mode="c", allow_pickle=False)
+        except ValueError as error:
+            raise ValueError(f"frames {path} cannot be read ({error}); delete the file") from error
+        if frames.shape != shape or frames.dtype != np.float32:
+            raise ValueError(f"frames {path} are {frames.dtype} of {frames.shape}, expected {shape}; delete the file")
+        return frames
     frames = simulate()
-    save_frames(path, frames)
+    write_atomically(path, lambda file: np.lib.format.write_array(file, frames, allow_pickle=False))
     return frames

@@ -37,11 +37,7 @@ from smoe_paper.models import ConvNet, FullyConnectedNet, SpatialMoENet, VisionT
 def build_model(
     model: HeatModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> torch.nn.Module:
-    """The network of a recipe; it maps one field to one field.
-
-    Args:
-        region_map: Map of regions, `(H, W)`. It gives the grid of networks that need one, and the true routing.
-    """
+    """The network of a recipe; it maps one field to one field."""
     grid = (region_map.shape[0], region_map.shape[1])
     # With so few channels, the backward pass of torch's own convolutions takes 2 to 8 times as long otherwise.
     channels_last: dict[str, Any] = {"memory_format": torch.channels_last}

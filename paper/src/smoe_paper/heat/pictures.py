@@ -35,11 +35,6 @@ def largest_deviation(stencils: np.ndarray, experts: np.ndarray, regions: np.nda
     """The largest difference between a weight of an expert and of the stencil of its region.
 
     The smaller kernel of the two is surrounded by zeros. Experts without a region are left out.
-
-    Args:
-        stencils: Stencil of each region, `(R, j, j)`, j odd.
-        experts: Kernel of each expert, `(X, k, k)`, k odd.
-        regions: Region of each expert, -1 for none, `(X,)`.
     """
     size = max(stencils.shape[-1], experts.shape[-1])
     used = regions >= 0
@@ -69,12 +64,6 @@ def draw_routing(
 
     An expert has the colour of the region in which most of its pixels lie; experts that share a region have shades
     of its colour, the most used one the darkest. Experts are listed by region; unused experts are last, in grey.
-
-    Args:
-        region_map: True region of each pixel, in [0, R), `(H, W)`.
-        stencils: Stencil of each region, as a kernel of a cross-correlation, `(R, 3, 3)`.
-        routing_map: Expert chosen at each pixel, in [0, X), `(H, W)`.
-        experts: Kernel of each expert, k odd, `(X, k, k)`.
     """
     num_regions, num_experts = len(stencils), len(experts)
     regions = regions_of_experts(routing_map[None], region_map, num_experts)

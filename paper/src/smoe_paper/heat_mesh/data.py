@@ -154,9 +154,6 @@ def grow_regions(domain: Domain, num_types: int, seed: int = 42) -> np.ndarray:
     Nodes are visited breadth first. If c of a node's neighbours were visited before it, c_k of them of type k, it
     becomes type k with probability `(1 - c / m) / n + c_k / m`, where m is one more than the largest c. On a plane
     with eight neighbours, visited row by row, this is the paper's rule.
-
-    Returns:
-        Types in [0, n), int64, `(N,)`.
     """
     neighbours = _neighbour_lists(domain)
     order, place = _breadth_first(neighbours)
@@ -222,10 +219,6 @@ def simulate(
 
     The mean is over the neighbours of an inner node of a grid, beyond whose border is 0; rates of at most 1 are stable.
     Steps are in float64 and frames in float32.
-
-    Args:
-        regions: Type of each node, `(N,)`.
-        states: First states, `(R, N)`.
 
     Returns:
         Frames, the first states included, `(R, T + 1, N)`, float32.

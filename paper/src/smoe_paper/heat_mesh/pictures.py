@@ -32,12 +32,7 @@ def _headings(regions: np.ndarray, learned: np.ndarray) -> tuple[str, str]:
 
 
 def draw_surface_regions(regions: np.ndarray, learned: np.ndarray, domain: Domain, path: Path) -> None:
-    """Draws the regions of the nodes of a surface, from two sides.
-
-    Args:
-        regions: True region of each node, `(N,)`.
-        learned: Region of the expert that serves each node, `(N,)`; -1 for none.
-    """
+    """Draws the regions of the nodes of a surface, from two sides."""
     palette = np.array(_palette(int(regions.max()) + 1))
     truth, found = _headings(regions, learned)
     columns = {truth: palette[regions], found: palette[learned]}
@@ -45,11 +40,7 @@ def draw_surface_regions(regions: np.ndarray, learned: np.ndarray, domain: Domai
 
 
 def draw_grid_regions(regions: np.ndarray, learned: np.ndarray, path: Path) -> None:
-    """Draws the regions of a line in rows, or the middle slices of a volume.
-
-    Args:
-        regions: True region of each pixel, `(L,)` or `(D, H, W)`.
-    """
+    """Draws the regions of a line in rows, or the middle slices of a volume."""
     number = int(regions.max()) + 1
     maps = [np.where(part < 0, number, part) for part in (regions, learned)]
     panels = [_as_images(part) for part in maps]

@@ -14,12 +14,7 @@ from PIL import Image, ImageEnhance, ImageOps
 def mixup(
     rng: np.random.Generator, images: torch.Tensor, shares: torch.Tensor, alpha: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replaces images by weighted means of two images.
-
-    Args:
-        images: Images, `(B, C, H, W)`.
-        shares: Shares of the classes, `(B, N)`.
-    """
+    """Replaces images by weighted means of two images."""
     own = float(rng.beta(alpha, alpha))
     return torch.lerp(images.roll(1, 0), images, own), torch.lerp(shares.roll(1, 0), shares, own)
 
@@ -47,10 +42,6 @@ def mix(
     rng: np.random.Generator, images: torch.Tensor, labels: torch.Tensor, num_classes: int, alphas: tuple[float, float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mixes a batch by mixup or CutMix with equal probability.
-
-    Args:
-        images: Images, `(B, C, H, W)`.
-        labels: Classes, `(B,)`.
 
     Returns:
         The images and the shares of the classes `(B, N)`, or the labels themselves if both are disabled.

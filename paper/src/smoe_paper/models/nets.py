@@ -138,6 +138,3 @@ class Emos(nn.Module):
         scaled = ((members - self.low) / (self.high - self.low)).movedim(1, -1)
         spread = scaled.std(dim=-1, correction=0, keepdim=True)
         return torch.cat([self.mean(scaled), self.spread(spread)], dim=-1).movedim(-1, 1)
-
-    def extra_repr(self) -> str:
-        return f"num_members={self.num_members}, value_range={(self.low, self.high)}"

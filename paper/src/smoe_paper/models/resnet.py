@@ -19,20 +19,12 @@ _EXPANSION = 4
 
 
 def start_as_torchvision(weight: torch.Tensor, out_channels: int) -> None:
-    """Draws kernels from a normal distribution of variance 2 / fan-out.
-
-    Args:
-        weight: Kernels `(N, C, rows, columns)`; several of them may serve one output channel, as experts and bases do.
-    """
+    """Draws kernels `(N, C, rows, columns)` from a normal distribution of variance 2 / fan-out."""
     nn.init.normal_(weight, std=math.sqrt(2.0 / (out_channels * weight.shape[2] * weight.shape[3])))
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, each with batch normalisation, added to the input.
-
-    Args:
-        stride: Stride of the 3x3 convolution, and of the projection of the input that a change of shape needs.
-    """
+    """1x1, 3x3 and 1x1 convolutions, each with batch normalisation, added to the input."""
 
     def __init__(self, in_channels: int, filters: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -51,7 +43,6 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, in_channels, H, W)` to `(B, 4 filters, H', W')`."""
         output = self.relu(self.bn1(self.conv1(input)))
         output = self.relu(self.bn2(self.conv2(output)))
         output = self.bn3(self.conv3(output))

@@ -90,18 +90,12 @@ class TransformerBlock(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`(B, N, D)` to `(B, N, D)`."""
         tokens = tokens + self.attention(self.attention_norm(tokens))
         return tokens + self.feed_forward(self.feed_forward_norm(tokens))
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of every token to all tokens of its sample, with biases.
-
-    Args:
-        width: D, the width of the tokens, a multiple of `num_heads`.
-        num_heads: Number of heads, each with `D / num_heads` channels.
-    """
+    """Multi-head attention of every token `(B, N, D)` to all tokens of its sample, with biases."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -115,7 +109,6 @@ class SelfAttention(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`(B, N, D)` to `(B, N, D)`."""
         heads = self.project_in(tokens).unflatten(2, (3, self.num_heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(query, key, value)
@@ -126,10 +119,7 @@ def sine_cosine_position(rows: int, columns: int, width: int) -> torch.Tensor:
     """Fixed embedding of the places of a grid, row after row.
 
     The first half of the channels depends on the row only, the second on the column only; each half holds the sines and
-    then the cosines of `place / 10000 ** (4 i / width)`, i from 0 to `width / 4 - 1`.
-
-    Returns:
-        `(rows * columns, width)`, in the default dtype.
+    then the cosines of `place / 10000 ** (4 i / width)`, i from 0 to `width / 4 - 1`: `(rows * columns, width)`.
     """
     # float64, because the sine of a large float32 angle loses digits.
     frequency = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))

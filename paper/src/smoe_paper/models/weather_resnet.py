@@ -16,11 +16,7 @@ MakeConv = Callable[[int, int], nn.Module]
 
 
 def glorot_uniform_(weight: torch.Tensor, out_channels: int) -> None:
-    """Draws convolution kernels as Keras does: uniform within sqrt(6 / (fan-in + fan-out)).
-
-    Args:
-        weight: Kernels `(N, C, rows, columns)`; several of them may serve one output channel, as experts and bases do.
-    """
+    """Draws kernels `(N, C, rows, columns)` as Keras does: uniform within sqrt(6 / (fan-in + fan-out))."""
     in_channels, rows, columns = weight.shape[1:]
     bound = math.sqrt(6.0 / (rows * columns * (in_channels + out_channels)))
     nn.init.uniform_(weight, -bound, bound)
@@ -34,11 +30,7 @@ def globe_conv(in_channels: int, out_channels: int, kernel_size: int = 3) -> Gri
 
 
 class ConvBlock(nn.Module):
-    """A convolution, LeakyReLU of slope 0.3, batch normalisation and dropout, in this order.
-
-    Args:
-        conv: Module from `(B, C, H, W)` to `(B, channels, H, W)`.
-    """
+    """A convolution, LeakyReLU of slope 0.3, batch normalisation and dropout, in this order."""
 
     def __init__(self, conv: nn.Module, channels: int, dropout: float) -> None:
         super().__init__()
@@ -50,7 +42,6 @@ class ConvBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, C, H, W)` to `(B, channels, H, W)`."""
         return self.dropout(self.norm(self.activation(self.conv(input))))
 
 
@@ -63,7 +54,6 @@ class ResidualBlock(nn.Module):
         self.second = second
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, C, H, W)` to `(B, C, H, W)`."""
         return input + self.second(self.first(input))
 
 

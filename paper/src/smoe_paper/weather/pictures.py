@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,10 +88,10 @@ def draw_run(run: OpenRun, options: WeatherShowOptions) -> list[Path]:
     pictures = _draw_curves(run, samples.targets)
     device = make_accelerator(run.recipe.training).device
     model = run.task.model.to(device).eval()
-    inputs = [samples[number][0][None].to(device) for number in numbers]
-    for number, input in zip(numbers, inputs, strict=True):
+    for number in numbers:
+        input = samples[number][0][None].to(device)
         pictures.append(_draw_forecast(run, model, samples, number, input))
-    return pictures + _draw_routing(run, model, samples, inputs[0], routed)
+    return pictures + _draw_routing(run, samples, routed)
 
 
 def find_samples(samples: WeatherSamples, init_times: Sequence[np.datetime64]) -> list[int]:
@@ -148,23 +148,18 @@ def _find_layers(run: OpenRun, pattern: str) -> dict[str, RoutedLayer]:
     return chosen
 
 
-def _draw_routing(
-    run: OpenRun, model: nn.Module, samples: WeatherSamples, input: Tensor, layers: dict[str, RoutedLayer]
-) -> list[Path]:
+def _draw_routing(run: OpenRun, samples: WeatherSamples, layers: dict[str, RoutedLayer]) -> list[Path]:
     from smoe.views import draw_globe_routing
 
     store, pictures = samples.store, []
     land = store.raw_constant("lsm") if "lsm" in store.constant_names else np.zeros(store.grid.shape)
-    inputs = layer_inputs(model, layers, input)
     by_gate: dict[SpatialGate, list[str]] = {}
     for name, layer in layers.items():
         by_gate.setdefault(layer.gate, []).append(name)
     for number, (gate, names) in enumerate(by_gate.items()):
         layer = layers[names[0]]
         with torch.no_grad():
-            indices, weights = layer.routing(inputs.get(names[0]))
-        if indices.ndim == 4:
-            indices, weights = indices[0], weights[0]
+            indices, weights = layer.routing()
         if tuple(indices.shape[1:]) != store.grid.shape:
             # A gate on a coarser grid inside the network cannot be drawn on the store's map.
             continue
@@ -183,29 +178,6 @@ def _draw_routing(
         )
         pictures.append(path)
     return pictures
-
-
-def layer_inputs(model: nn.Module, layers: dict[str, RoutedLayer], input: Tensor) -> dict[str, Tensor]:
-    """Returns the inputs of the layers whose gates depend on the input, for a network input."""
-    looking = {name: layer for name, layer in layers.items() if layer.gate.looks_at_input}
-    found: dict[str, Tensor] = {}
-    if not looking:
-        return found
-
-    def keep_as(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            found[name] = arguments[0]
-
-        return keep
-
-    hooks = [layer.register_forward_pre_hook(keep_as(name)) for name, layer in looking.items()]
-    try:
-        with torch.no_grad():
-            model(input)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
 
 
 def _units(channel: str) -> str:

