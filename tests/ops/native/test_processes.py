@@ -80,6 +80,6 @@ thread.join()
 
 def test_a_fork_while_another_thread_convolves_does_not_hang() -> None:
     result = subprocess.run(
-        [sys.executable, "-c", FORKS, "60"], capture_output=True, text=True, check=False, timeout=280
+        [sys.executable, "-c", FORKS, "20"], capture_output=True, text=True, check=False, timeout=280
     )
     assert (result.stdout, result.returncode) == ("all equal\n", 0), result.stderr
