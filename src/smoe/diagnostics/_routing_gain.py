@@ -207,11 +207,13 @@ class _SingleConvolution:
 
     @contextmanager
     def _in_place(self, respond: Callable[[Tensor, Routing], Tensor]) -> Iterator[None]:
-        vars(self._layer)["_respond"] = respond
+        # Passes without gradients may take a shorter way, which does not ask for a response.
+        own = vars(self._layer)
+        own["_respond"], own["_infer"] = respond, lambda _: None
         try:
             yield
         finally:
-            del vars(self._layer)["_respond"]
+            del own["_respond"], own["_infer"]
 
     def _apply(self, source: Tensor, filters: Tensor) -> Tensor:
         """Filters `(O, K)` everywhere; with any module as experts, combinations of what all of them return."""

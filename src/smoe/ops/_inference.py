@@ -57,14 +57,15 @@ class InferenceCall:
         self._indices, self._version = indices, _version(indices)
         self._shape = (input.shape[0], indices.shape[1], *problem.grid)
         self._masks: torch.Tensor | None = None
-        if problem.is_family:
+        family, forward = problem.kernels["forward"][:-1], problem.kernels["forward"][-1]
+        if family:
             masks = torch.empty(-(-indices.shape[1] // 16), indices.shape[2], dtype=torch.int16)
             if library.call("smoe_family_masks", ctypes.byref(problem.geometry), indices, masks):
                 self._masks = masks
         self._geometry = problem.geometry
         self._run = library.functions.smoe_infer
         self._run.argtypes = [ctypes.c_void_p] * 10
-        self._forward = ctypes.cast(getattr(library.functions, problem.kernels["forward"]), ctypes.c_void_p).value
+        self._forward = ctypes.cast(getattr(library.functions, forward), ctypes.c_void_p).value
 
     def serves(self, input: torch.Tensor, indices: torch.Tensor) -> bool:
         """Whether the call was made for this shape, this routing and this number of threads."""
