@@ -22,10 +22,10 @@ from smoe.cli.main import main
 from smoe.errors import DataError, Interrupted
 from smoe.regression._ladder import GridLadder
 from smoe.regression._ladder_fit import fit_ladders
-from smoe.regression._nets import NetShape
+from smoe.regression._nets import NetShape, make_net
 from smoe.regression._options import RegressorOptions
 from smoe.regression._preparation import prepare
-from smoe.regression._regressor import build_net, make_objective, write_predictions
+from smoe.regression._regressor import make_objective, write_predictions
 from smoe.regression._scores import PLAIN, SMOE
 from smoe.regression._training import BaseFields, NetSamples, train_net
 from smoe.training.progress import Reporter
@@ -216,7 +216,7 @@ def test_a_signal_after_the_last_epoch_stops_the_fit_before_the_plain_net(folder
     options = RegressorOptions(net="layer", filters=2, max_epochs=1, device="cpu", batch_size=4)
     prepared = prepare(x, y, options, {}, cache=tmp_path / "fields")
     shape = prepared.targets.grid.shape
-    net = build_net(NetShape(1, 1, shape, closes_circle=False, num_targets=1), options)
+    net = make_net(NetShape(1, 1, shape, closes_circle=False, num_targets=1), options)
     ladders = fit_ladders(
         prepared.splits["train"], prepared.splits["validation"], prepared.targets.grid, np.ones(shape)
     )

@@ -818,7 +818,7 @@ def _build(config: _Config, tensors: dict[str, torch.Tensor], own_net: nn.Module
         net = wrap_own_net(own_net, shape)
     else:
         _check_size(config, arrays, _of(tensors, "net."))
-        net = _make(shape, options, mesh)
+        net = make_net(shape, options, mesh)
     net.load_state_dict(_of(tensors, "net."))
     beside: dict[str, Regression] = {}
     for name in ["plain"] * (config.plain_parameters is not None) + ["alone"] * config.has_alone:
@@ -878,18 +878,6 @@ def _check_size(config: _Config, arrays: dict[str, np.ndarray], state: dict[str,
     found = (shape.in_channels, shape.out_channels, shape.grid)
     if found != expected or shape.num_targets != len(config.targets):
         raise RuntimeError(f"its net is {shape}, but inputs, targets and grid are {expected}")
-
-
-def _make(shape: NetShape, options: RegressorOptions, mesh: Mesh | None) -> Regression:
-    return make_net(
-        options.net,
-        shape,
-        filters=options.filters,
-        num_blocks=options.num_blocks,
-        num_experts=options.num_experts,
-        local_affine=options.local_affine,
-        mesh=mesh,
-    )
 
 
 def _of(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

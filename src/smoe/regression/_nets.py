@@ -20,7 +20,7 @@ from smoe.nn._gate import SpatialGate
 from smoe.nn._grid_layers import GridConv2d
 from smoe.nn._routed_layer import check_input, check_positive
 from smoe.options import PaddingMode
-from smoe.regression._options import SIMPLE, NetName
+from smoe.regression._options import SIMPLE, NetName, RegressorOptions
 
 
 def start_as_torch(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -321,32 +321,23 @@ class Regression(nn.Module):
         return output + self.start.to(output.dtype)
 
 
-def make_net(
-    name: NetName,
-    shape: NetShape,
-    *,
-    filters: int,
-    num_blocks: int,
-    num_experts: float,
-    local_affine: bool,
-    mesh: Mesh | None = None,
-) -> Regression:
-    """A net with SMoE layers, or none for a simple model."""
+def make_net(shape: NetShape, options: RegressorOptions, mesh: Mesh | None = None) -> Regression:
+    """The net of SMoE layers that the options name, or none for a simple model."""
+    name, filters, num_experts = options.net, options.filters, options.num_experts
     if name in SIMPLE:
         return Regression(Nothing(shape), shape, local_affine=False)
     if mesh is not None:
         net = make_mesh_module(
-            name, mesh, shape.in_channels, shape.out_channels, filters=filters, num_blocks=num_blocks,
+            name, mesh, shape.in_channels, shape.out_channels, filters=filters, num_blocks=options.num_blocks,
             num_experts=num_experts,
         )  # fmt: skip
-        return Regression(net, shape, local_affine=local_affine)
-    if name == "layer":
-        experts = max(1, round(filters * num_experts))
-        return Regression(SummedExperts(shape, filters, experts), shape, local_affine=local_affine)
-    plain = _make_plain(name, shape, filters, num_blocks)
-    example = torch.zeros(2, shape.in_channels, *shape.grid)
-    net = convert(plain, example_input=example, num_experts=num_experts)
-    return Regression(net, shape, local_affine=local_affine)
+    elif name == "layer":
+        net = SummedExperts(shape, filters, max(1, round(filters * num_experts)))
+    else:
+        plain = _make_plain(name, shape, filters, options.num_blocks)
+        example = torch.zeros(2, shape.in_channels, *shape.grid)
+        net = convert(plain, example_input=example, num_experts=num_experts)
+    return Regression(net, shape, local_affine=options.local_affine)
 
 
 def make_plain_net(
@@ -360,7 +351,9 @@ def make_plain_net(
     # Plain layers have as many parameters on a mesh of one node, whose hash takes no time.
     smallest = None if mesh is None else mesh.smallest()
     with torch.random.fork_rng(), torch.device("meta") if mesh is None else nullcontext():
-        while filters < 1024 and _count(_make_plain(kind, shape, filters + 1, num_blocks, smallest)) <= num_parameters:
+        while filters < 1024 and num_parameters >= count_parameters(
+            _make_plain(kind, shape, filters + 1, num_blocks, smallest)
+        ):
             filters += 1
     return Regression(_make_plain(kind, shape, filters, num_blocks, mesh), shape, local_affine=False)
 
@@ -373,13 +366,9 @@ def _make_plain(name: NetName, shape: NetShape, filters: int, num_blocks: int, m
     return PaddedUNet(shape, filters) if name == "unet" else ResNet(shape, filters, num_blocks)
 
 
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
 def count_parameters(module: nn.Module) -> int:
     """Number of learned numbers, those of each pixel among them."""
-    return _count(module)
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def count_shared_parameters(module: nn.Module) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,7 +158,7 @@ def iterate_predictions(fitted: Fitted, source: FieldSource) -> Iterator[xr.Data
     """Predictions for all times of a source, a block of times at once."""
     step = _block_size(fitted, source)
     for first in range(0, source.num_positions, step):
-        yield _predict_positions(fitted, source, np.arange(first, min(first + step, source.num_positions)))
+        yield predict_positions(fitted, source, np.arange(first, min(first + step, source.num_positions)))
 
 
 def _block_size(fitted: Fitted, source: FieldSource) -> int:
@@ -167,12 +168,8 @@ def _block_size(fitted: Fitted, source: FieldSource) -> int:
     return max(num_leads, rows // num_leads * num_leads)
 
 
-def predict_dataset(fitted: Fitted, source: FieldSource) -> xr.Dataset:
-    """Predictions for all times of a source."""
-    return _predict_positions(fitted, source, np.arange(source.num_positions))
-
-
-def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> xr.Dataset:
+def predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> xr.Dataset:
+    """Predictions for some times of a source."""
     times = sample_times(fitted, source, positions)
     parts = []
     step = _block_size(fitted, source)
@@ -281,7 +278,7 @@ def join_blocks(blocks: Iterator[xr.Dataset], folder: Path) -> xr.Dataset:
     # Written, not mapped: mapped pages that wait for the disk would count as memory of the process.
     files = {name: (folder / f"{number}.f32").open("wb") for number, name in enumerate(names)}
     try:
-        for block in _chained(first, second, blocks):
+        for block in itertools.chain((first, second), blocks):
             for name, file in files.items():
                 file.write(np.ascontiguousarray(block[name].values, np.float32).data)
             coordinates.append(block.drop_vars(names))
@@ -310,12 +307,6 @@ def _on_disk(path: Path, shape: tuple[int, ...]) -> Any:
     rows = max(1, _PIECE_BYTES // (4 * int(np.prod(shape[1:]))))
     chunks: Any = (rows, *shape[1:])
     return dask.array.from_array(values, chunks=chunks, name=False, lock=True)
-
-
-def _chained(first: xr.Dataset, second: xr.Dataset, others: Iterator[xr.Dataset]) -> Iterator[xr.Dataset]:
-    yield first
-    yield second
-    yield from others
 
 
 # Bounds of the logarithm of the spread, in standard deviations of the target.

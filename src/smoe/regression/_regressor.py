@@ -31,7 +31,6 @@ from smoe.gridded import (
     write_cf,
     write_cf_by_year,
 )
-from smoe.meshes import Mesh
 from smoe.regression._fitted import (
     Fitted,
     OutputLayout,
@@ -53,7 +52,7 @@ from smoe.regression._nets import (
     wrap_own_net,
 )
 from smoe.regression._options import SIMPLE, NetName, RegressorOptions
-from smoe.regression._prediction import iterate_predictions, join_blocks, predict_dataset, sample_coordinates
+from smoe.regression._prediction import iterate_predictions, join_blocks, predict_positions, sample_coordinates
 from smoe.regression._preparation import Prepared, open_sources, pair_sources, prepare
 from smoe.regression._scores import ErrorSums, ScoreTable, find_weakness, make_table, score_samples
 from smoe.regression._training import BaseFields, GridObjective, NetSamples, judge, train_net
@@ -264,7 +263,7 @@ class GridRegressor:
             num_targets=len(prepared.targets.channels),
         )  # fmt: skip
         torch.manual_seed(options.seed)
-        net = wrap_own_net(self._own_net, shape) if self._own_net is not None else build_net(shape, options, mesh)
+        net = wrap_own_net(self._own_net, shape) if self._own_net is not None else make_net(shape, options, mesh)
         if warm_start:
             _continue_from(self._fitted, net, shape)
         objective = make_objective(prepared, options, self._own_objective)
@@ -370,7 +369,7 @@ class GridRegressor:
         if lazy:
             return self._predict_lazily(x)
         source = open_inputs(fitted, x, open_options)
-        dataset = predict_dataset(fitted, source)
+        dataset = predict_positions(fitted, source, np.arange(source.num_positions))
         dataset = with_provenance(dataset, f"predicted by smoe.GridRegressor ({fitted.describe()})")
         if fitted.layout.is_array and len(dataset.data_vars) == 1:
             return dataset[next(iter(dataset.data_vars))]
@@ -565,19 +564,6 @@ def _nothing_left_of_bad_data(folder: Path | None) -> Iterator[None]:
             with suppress(OSError):
                 folder.rmdir()
         raise
-
-
-def build_net(shape: NetShape, options: RegressorOptions, mesh: Mesh | None = None) -> Regression:
-    """The net that the options name."""
-    return make_net(
-        options.net,
-        shape,
-        filters=options.filters,
-        num_blocks=options.num_blocks,
-        num_experts=options.num_experts,
-        local_affine=options.local_affine,
-        mesh=mesh,
-    )
 
 
 def _continue_from(fitted: Fitted | None, net: Regression, shape: NetShape) -> None:
