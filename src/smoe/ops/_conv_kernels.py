@@ -261,8 +261,8 @@ def make_problem(
     if library is not None and not is_tiny:
         if library.has_family_lanes and suits_family_lanes(geometry):
             kernels["forward"].insert(0, f"{FAMILY}_forward")
-        if library.instruction_set != "portable" and suits_joint_lists(geometry):
-            kernels["weight_gradient"].insert(0, f"{JOINT}_weight_gradient")
+        for direction in joint_directions(geometry) if library.instruction_set != "portable" else ():
+            kernels[direction].insert(0, f"{JOINT}_{direction}")
     return Problem(geometry, grid, kernels)
 
 
@@ -274,13 +274,21 @@ def suits_family_lanes(geometry: Geometry) -> bool:
     return geometry.experts == 2 * geometry.selected >= 2 * share * lanes
 
 
-def suits_joint_lists(geometry: Geometry) -> bool:
-    """Whether the weight gradient is faster by lists of the joint choice of several families."""
+def joint_directions(geometry: Geometry) -> list[Direction]:
+    """The gradients that are faster by lists of the joint choice of several families, if the routing has families."""
     num_candidates, rest = divmod(geometry.experts, geometry.selected)
     if rest or geometry.selected < 4:
-        return False
+        return []
+    directions: list[Direction] = []
     # The lists of more candidates are short, and pay where other kernels are at their worst.
-    return num_candidates == 2 or (num_candidates in (3, 4) and 6 <= geometry.batch < 16)
+    if num_candidates == 2 or (num_candidates in (3, 4) and 6 <= geometry.batch < 16):
+        directions.append("weight_gradient")
+    # Several samples share what other kernels load, and few channels do not repay the sorting. The kernel has a copy of
+    # the gradient of one plane.
+    is_plane = geometry.kernel_depth == 1 and geometry.channels * geometry.height * geometry.width <= 1 << 22
+    if num_candidates == 2 and geometry.batch == 1 and geometry.channels >= 48 and is_plane:
+        directions.append("input_gradient")
+    return directions
 
 
 def _run(

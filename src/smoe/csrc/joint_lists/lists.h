@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "../expert_lists/plan.h"
@@ -126,6 +127,46 @@ class Lists {
     int64_t candidates_, lists_, groups_;
     uint16_t *items_, *ends_;
 };
+
+// The gradients of a group's slots at the pixels of its lists, [pixel][slot]; `source` is the tile's corner in the
+// first slot.
+template <int kSlots>
+inline void gather_slots(const float* source, int64_t plane, int64_t width, const Tiling& tiling, const Tile& tile,
+                         const uint16_t* pixels, float* target) {
+    float together[kMostPixels * kSlots];
+    for (int64_t y = 0; y < tile.height; ++y) {
+        const float* row = source + y * width;
+        float* place = together + y * tiling.width * kSlots;
+#pragma GCC unroll 4
+        for (int j = 0; j < kSlots; ++j) prefetch_row(row + j * plane + tile.width, tile.width);
+        for (int64_t x = 0; x < tile.width; ++x) {
+#pragma GCC unroll 4
+            for (int j = 0; j < kSlots; ++j) place[x * kSlots + j] = row[j * plane + x];
+        }
+    }
+    for (int64_t i = 0; i < tile.pixels(); ++i) {
+        std::memcpy(target + i * kSlots, together + pixels[i] * kSlots, kSlots * sizeof(float));
+    }
+}
+
+using Gather = void (*)(const float*, int64_t, int64_t, const Tiling&, const Tile&, const uint16_t*, float*);
+
+template <int... kNumber>
+inline Gather pick_gather(int slots, std::integer_sequence<int, kNumber...>) {
+    static constexpr Gather kKernels[] = {gather_slots<kNumber + 1>...};
+    return kKernels[slots - 1];
+}
+
+// The gradients of a tile in the order of its lists, group after group; `corner` is its first pixel in the first slot.
+inline void list_gradients(const Lists& lists, const Tiling& tiling, const Tile& tile, int64_t number,
+                           const float* corner, int64_t plane, int64_t width, float* target) {
+    for (int64_t group = 0; group < lists.groups(); ++group) {
+        constexpr auto kAll = std::make_integer_sequence<int, kMostSlots>{};
+        pick_gather(lists.slots(group), kAll)(corner + lists.first_slot(group) * plane, plane, width, tiling, tile,
+                                              lists.items(number, group), target);
+        target += tile.pixels() * lists.slots(group);
+    }
+}
 
 }  // namespace joint_lists
 }  // namespace smoe

@@ -60,35 +60,6 @@ Accumulate pick_kernel(int slots, int vectors, std::integer_sequence<int, kNumbe
     return kKernels[(slots - 1) * kVectors + vectors - 1];
 }
 
-// The gradients of a group's slots at the pixels of its lists, [pixel][slot]; `source` is the tile's corner in the
-// first slot.
-template <int kSlots>
-void gather_slots(const float* source, int64_t plane, int64_t width, const Tiling& tiling, const Tile& tile,
-                  const uint16_t* pixels, float* target) {
-    float together[kMostPixels * kSlots];
-    for (int64_t y = 0; y < tile.height; ++y) {
-        const float* row = source + y * width;
-        float* place = together + y * tiling.width * kSlots;
-#pragma GCC unroll 4
-        for (int j = 0; j < kSlots; ++j) prefetch_row(row + j * plane + tile.width, tile.width);
-        for (int64_t x = 0; x < tile.width; ++x) {
-#pragma GCC unroll 4
-            for (int j = 0; j < kSlots; ++j) place[x * kSlots + j] = row[j * plane + x];
-        }
-    }
-    for (int64_t i = 0; i < tile.pixels(); ++i) {
-        std::memcpy(target + i * kSlots, together + pixels[i] * kSlots, kSlots * sizeof(float));
-    }
-}
-
-using Gather = void (*)(const float*, int64_t, int64_t, const Tiling&, const Tile&, const uint16_t*, float*);
-
-template <int... kNumber>
-Gather pick_gather(int slots, std::integer_sequence<int, kNumber...>) {
-    static constexpr Gather kKernels[] = {gather_slots<kNumber + 1>...};
-    return kKernels[slots - 1];
-}
-
 class WeightGradient {
  public:
     WeightGradient(const smoe_geometry& geometry, const float* x, const float* g, const int32_t* indices, float* dw)
@@ -134,7 +105,7 @@ class WeightGradient {
                 for (int64_t i = 0; i < band.samples * blocks * band.rows; ++i) pack_row(band, i);
 #pragma omp for schedule(static)
                 for (int64_t i = 0; i < band.samples * band.tiles; ++i) {
-                    list_gradients(band, i / band.tiles, i % band.tiles);
+                    list_tile(band, i / band.tiles, i % band.tiles);
                 }
 #pragma omp for schedule(dynamic)
                 for (int64_t i = 0; i < parts * passes; ++i) {
@@ -166,19 +137,12 @@ class WeightGradient {
                          band.first_row + i % band.rows, packed_sample(band, sample));
     }
 
-    void list_gradients(const Band& band, int64_t sample, int64_t number_in_band) {
+    void list_tile(const Band& band, int64_t sample, int64_t number_in_band) {
         const int64_t number = band.first_tile + number_in_band;
         const int64_t width = geometry_.output_width, plane = geometry_.output_height * width;
         const Tile tile(tiling_, number);
         const float* corner = g_ + (band.first_sample + sample) * items_ + tile.row * width + tile.column;
-        float* target = listed_tile(band, sample, tile);
-        for (int64_t group = 0; group < lists_.groups(); ++group) {
-            const float* source = corner + lists_.first_slot(group) * plane;
-            const int slots = lists_.slots(group);
-            constexpr auto kAll = std::make_integer_sequence<int, kMostSlots>{};
-            pick_gather(slots, kAll)(source, plane, width, tiling_, tile, lists_.items(number, group), target);
-            target += tile.pixels() * slots;
-        }
+        list_gradients(lists_, tiling_, tile, number, corner, plane, width, listed_tile(band, sample, tile));
     }
 
     float* expert_sums(const Block& block, int64_t expert) const {
