@@ -63,16 +63,22 @@ def _slowdown(rows: list[dict[str, Any]], student: str) -> float:
     )
 
 
+def _extremes(ratios: dict[str, float]) -> str:
+    """The least and the largest, with the configuration that they belong to."""
+    least, largest = (choose(ratios, key=ratios.__getitem__) for choose in (min, max))
+    return f"{ratios[least]:.2f} ({least}) to {ratios[largest]:.2f} ({largest})"
+
+
 def speed() -> str:
-    """Steps of layers beside `F.conv2d`."""
+    """Layers beside `nn.Conv2d`."""
     rows = [row for row in _rows("layer") if row["threads"] == 1 and row["routing"] == "random"]
-    ratios = {row["configuration"]: float(row["default layer"]) for row in rows}
+    ratios = {row["configuration"]: float(row["default"]) for row in rows}
+    frozen = {row["configuration"]: float(row["smoe.freeze"]) for row in rows}
     small = _slowdown([row for row in _rows("learn") if row["block"] == "Rivals"], "default")
     return (
-        f"A training step takes {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times that of `F.conv2d` with "
-        f"as many filters ({min(ratios, key=ratios.__getitem__)}, {max(ratios, key=ratios.__getitem__)}); computing "
-        f"all experts would take up to {max(float(row['dense fwd+bwd']) for row in rows):.1f}. Trainings of tiny nets "
-        f"(16 x 16 pixels, batches of 8) take {small:.1f} times as long as with convolutions."
+        f"A training step of the default layer takes {_extremes(ratios)} times that of `nn.Conv2d` with as many "
+        f"outputs, a frozen layer in inference {_extremes(frozen)}. Trainings of tiny nets (16 x 16 pixels, batches of "
+        f"8) take {small:.1f} times as long as with convolutions."
     )
 
 

@@ -531,6 +531,7 @@ class FilterBank(RoutedLayer):
             self.bias.copy_(self._offsets())
             self._input_mean.restart()
 
+    @torch.no_grad()
     def _compared(self) -> tuple[torch.Tensor, ...]:
         weight = self.weight.detach()
         return (weight,) if self.bias is None or self._bias_owner == "slot" else (weight, self._offsets().detach())

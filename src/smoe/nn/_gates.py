@@ -27,7 +27,7 @@ from smoe.nn._shared_parameters import save_once
 from smoe.ops._families import sample_factorised
 from smoe.ops._inference import is_equal
 from smoe.ops._interpolation import interpolate_grid
-from smoe.ops._operators import has_library, has_transforms
+from smoe.ops._operators import has_library, is_observed
 from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite
 from smoe.options import GATE_INITS, GateInit, Normalization, Order
 
@@ -202,9 +202,6 @@ class _Decision(NamedTuple):
     routing: Routing
 
 
-_PLAIN = (torch.Tensor, nn.Parameter)
-
-
 class FactorisedGate(SpatialGate):
     """Scores `scale * (keys @ embedding)`, shared by all samples.
 
@@ -333,8 +330,8 @@ class FactorisedGate(SpatialGate):
     def decide(self, input: torch.Tensor | None) -> Routing:
         """As its base says; on a CPU a decision is kept, and returned again as long as keys and embedding are equal."""
         numbers = (self.keys, self.embedding.values)
-        is_eager = not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or has_transforms())
-        if not (is_eager and self.can_draw and all(type(each) in _PLAIN and each.is_cpu for each in numbers)):
+        is_plain = all(type(each) in (torch.Tensor, nn.Parameter) and each.is_cpu for each in numbers)
+        if is_observed() or not self.can_draw or not is_plain:
             return super().decide(input)
         kept = self._kept
         if (

@@ -7,14 +7,12 @@ import ctypes
 import torch
 
 from smoe.ops._conv_kernels import make_problem
-from smoe.ops._operators import NativeLibrary, has_transforms, native_library, num_threads
+from smoe.ops._operators import NativeLibrary, is_observed, native_library, num_threads
 
 
 def is_unobserved(*tensors: torch.Tensor) -> bool:
-    """Whether a kernel may work on tensors beside PyTorch: no gradients, compilers, modes, transforms or subclasses."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-        return False
-    if torch._C._len_torch_dispatch_stack() or has_transforms() or torch._C._get_tracing_state() is not None:
+    """Whether a kernel may work on tensors beside PyTorch: nothing observes it, and they are plain float32 on a CPU."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or is_observed():
         return False
     kinds = (torch.Tensor, torch.nn.Parameter)
     return all(type(each) in kinds and each.is_cpu and each.dtype is torch.float32 for each in tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from smoe.ops._operators import has_transforms, library_for, num_threads
+from smoe.ops._operators import is_observed, library_for, num_threads
 
 
 def local_affine(input: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
@@ -15,8 +15,7 @@ def local_affine(input: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor)
         scale: `(...)`, for all samples.
         offset: `(...)`.
     """
-    is_eager = not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or has_transforms())
-    if is_eager and torch.is_grad_enabled() and library_for(input, scale, offset) is not None:
+    if torch.is_grad_enabled() and not is_observed() and library_for(input, scale, offset) is not None:
         return _LocalAffine.apply(input, scale, offset)  # type: ignore[return-value]
     return torch.addcmul(offset, input, scale)
 

@@ -184,6 +184,13 @@ def has_transforms() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_observed() -> bool:
+    """Whether a compiler, a tracer, a mode or a transform has to see PyTorch's operations."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    return has_transforms() or torch._C._get_tracing_state() is not None
+
+
 def register_operator(
     schema: str,
     *,
