@@ -18,6 +18,7 @@ from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import node_gate
 from smoe.nn._place_probe import place_scores
+from smoe.nn._places import CoordinateEmbedding
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.nn._sharding import shard, unsharded
 from smoe.nn._shared_parameters import Memory
@@ -25,6 +26,7 @@ from smoe.nn._shared_parameters import Memory
 __all__ = [
     "CoarseGate",
     "ConversionPlan",
+    "CoordinateEmbedding",
     "DecidedGate",
     "FactorisedGate",
     "FixedGate",

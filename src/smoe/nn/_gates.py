@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -189,6 +190,14 @@ class PixelEmbedding(SelfTaught):
         """Draws the numbers anew, of standard deviation 1 unless they start at 0."""
         draw_start(self.values, self.init, self.correlation_length)
 
+    def forward(self) -> torch.Tensor:
+        """The numbers `(rank, *grid)`."""
+        return self.values
+
+    def resize(self, resized: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Serves another grid; `resized` brings a field `(N, *grid)` to it."""
+        self.replace_numbers("values", resized(self.values).to(self.values.dtype))
+
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
         return f"rank={len(self.values)}, spatial_shape={self.spatial_shape}"
@@ -320,7 +329,7 @@ class FactorisedGate(SpatialGate):
 
     def scores_of(self, experts: slice) -> torch.Tensor:
         """The products of keys and embedding."""
-        return (self.scale * self.keys[experts]) @ self.embedding.values.to(self.keys.dtype).flatten(1)
+        return (self.scale * self.keys[experts]) @ self.embedding().to(self.keys.dtype).flatten(1)
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """The products of all keys and the embedding."""
@@ -355,7 +364,7 @@ class FactorisedGate(SpatialGate):
         keys = self.keys.detach()
         if keys.device.type != "cpu" or keys.dtype != torch.float32 or not has_library():
             return super().draw(seed, noise)
-        keys, embedding = self.scale * keys, self.embedding.values.detach().flatten(1)
+        keys, embedding = self.scale * keys, self.embedding().detach().flatten(1)
         indices = sample_factorised(keys, embedding, self.num_selected, self._no_seed if seed is None else seed, noise)
         nothing = embedding[None, :0]
         unranked = None

@@ -21,9 +21,10 @@ from smoe.nn._gates import CoarseGate, FactorisedGate, TensorGate
 from smoe.nn._grid_layers import GridMoE, TokenMoE
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import NodeOrder, node_order_of
+from smoe.nn._places import CoordinateEmbedding
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.ops._conv_kernels import output_grid
-from smoe.ops._interpolation import Interpolation, interpolate_grid
+from smoe.ops._interpolation import Interpolation, interpolate_grid, nearest_places
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -149,7 +150,7 @@ def _resize_gate(
         gate.restart_memory(math.prod(grid))
     elif isinstance(gate, FactorisedGate):
         # Gates may share the embedding; the first one resizes it.
-        gate.embedding.replace_numbers("values", resize(gate.embedding.values))
+        gate.embedding.resize(resize)
     elif isinstance(gate, CoarseGate):
         gate.change_grid(grid)
     elif isinstance(gate, FixedGate):
@@ -171,9 +172,6 @@ def _checked(field: torch.Tensor, name: str) -> torch.Tensor:
 
 Transfer = Literal["nearest", "inverse_distance"]
 
-# Distances held at a time.
-_CHUNK = 1 << 24
-
 
 def transfer_gate(
     gate: SpatialGate,
@@ -185,8 +183,9 @@ def transfer_gate(
 ) -> SpatialGate:
     """A copy of a gate for other nodes, whose scores come from the old nodes near each of them.
 
-    The coordinates must be comparable: of one sphere as points in space, not as longitudes that jump. Parameters of the
-    copy are new; rules start their memory anew.
+    The coordinates must be comparable: of one sphere as points in space, not as longitudes that jump. A gate with a
+    `CoordinateEmbedding` computes its scores at the new places, whose coordinates are as those it was made with.
+    Parameters of the copy are new; rules start their memory anew.
 
     Args:
         gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or a `NoisyGate` of one. A
@@ -220,12 +219,15 @@ def transfer_gate(
     number = 1 if mode == "nearest" else min(num_neighbours, len(old))
     if number < 1:
         raise ValueError(f"num_neighbours must be at least 1, got {num_neighbours}")
-    distance, near = _nearest(old, new, number)
+    distance, near = nearest_places(old, new, number)
     # A pixel in the place of an old one takes its scores alone.
     weight = 1.0 / distance.clamp(min=1e-12 * max(1.0, float(distance.max())))
     weight = weight / weight.sum(dim=1, keepdim=True)
     copied = _as_table(gate) if isinstance(gate, CoarseGate) else copy.deepcopy(gate)
-    _transfer(copied, near, weight, tuple(new_coordinates.shape[:-1]))
+    if isinstance(copied, FactorisedGate) and isinstance(copied.embedding, CoordinateEmbedding):
+        copied.embedding.move(new_coordinates)
+    else:
+        _transfer(copied, near, weight, tuple(new_coordinates.shape[:-1]))
     order = copied._modules.get("node_order")
     if isinstance(order, NodeOrder):
         order.hashes.zero_()
@@ -264,22 +266,6 @@ def _transfer(gate: SpatialGate, near: torch.Tensor, weight: torch.Tensor, grid:
     elif isinstance(gate, FixedGate):
         gate.scores = moved(gate.scores)
     elif isinstance(gate, FactorisedGate):
-        gate.embedding.replace_numbers("values", moved(gate.embedding.values))
+        gate.embedding.resize(moved)
     else:
         raise ValueError(f"a {type(gate).__name__} has no field of scores that could be transferred")
-
-
-def _nearest(old: torch.Tensor, new: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distances and numbers of the nearest old places of each new one, `(N', number)`."""
-    try:
-        from scipy.spatial import cKDTree  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError:
-        parts = [
-            torch.cdist(part, old, compute_mode="donot_use_mm_for_euclid_dist").topk(number, dim=1, largest=False)
-            for part in new.split(max(1, _CHUNK // len(old)))
-        ]
-        distance, near = (torch.cat(part) for part in zip(*parts, strict=True))
-        return distance, near
-    distance, near = cKDTree(old.numpy()).query(new.numpy(), k=number)
-    shape = (len(new), number)
-    return torch.as_tensor(distance).reshape(shape), torch.as_tensor(near).reshape(shape).long()

@@ -54,3 +54,23 @@ def interpolate_grid(
 
 def _into_axis(index: torch.Tensor, size: int, wraps: bool) -> torch.Tensor:
     return index % size if wraps else index.clamp(0, size - 1)
+
+
+# Distances held at a time.
+_CHUNK = 1 << 24
+
+
+def nearest_places(old: torch.Tensor, new: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances and numbers of the nearest old places of each new one, `(N', number)`."""
+    try:
+        from scipy.spatial import cKDTree  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:
+        parts = [
+            torch.cdist(part, old, compute_mode="donot_use_mm_for_euclid_dist").topk(number, dim=1, largest=False)
+            for part in new.split(max(1, _CHUNK // len(old)))
+        ]
+        distance, near = (torch.cat(part) for part in zip(*parts, strict=True))
+        return distance, near
+    distance, near = cKDTree(old.numpy()).query(new.numpy(), k=number)
+    shape = (len(new), number)
+    return torch.as_tensor(distance).reshape(shape), torch.as_tensor(near).reshape(shape).long()
