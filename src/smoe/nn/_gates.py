@@ -338,7 +338,7 @@ class FactorisedGate(SpatialGate):
 
     def decide(self, input: torch.Tensor | None) -> Routing:
         """As its base says; on a CPU a decision is kept, and returned again as long as keys and embedding are equal."""
-        numbers = (self.keys, self.embedding.values)
+        numbers = (self.keys, self.embedding())
         is_plain = all(type(each) in (torch.Tensor, nn.Parameter) and each.is_cpu for each in numbers)
         if is_observed() or not self.can_draw or not is_plain:
             return super().decide(input)

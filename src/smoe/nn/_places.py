@@ -147,10 +147,10 @@ class CoordinateEmbedding(PixelEmbedding):
 
     def resize(self, resized: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """As for `PixelEmbedding`; the coordinates are interpolated too."""
-        places = resized(self.places)
+        places = resized(self.places).detach()
         if self.sphere:  # means of points of a sphere are inside of it
             places = torch.cat([nn.functional.normalize(places[:3], dim=0), places[3:]])
-        self._take(places, resized(self.values))
+        self._take(places, resized(self.values).detach())
 
     def _take(self, places: torch.Tensor, values: torch.Tensor) -> None:
         self.places = places

@@ -55,6 +55,7 @@ def test_a_gate_learns_by_its_network_and_serves_a_finer_grid(trained: smoe.Spat
     finer = smoe.interpolate_grids(trained, example_input=torch.zeros(1, 2, 16, 32))
     assert error(finer, degrees(16, 32)) < 0.12
     twin = copy.deepcopy(trained)
+    assert error(twin, degrees(8, 16)) < 0.05  # a decision that must not be kept
     with torch.no_grad():
         twin.gate.embedding.net.last.weight.zero_()  # type: ignore[union-attr]
     assert error(twin, degrees(8, 16)) > 0.3
