@@ -160,7 +160,7 @@ class _Families(torch.autograd.Function):
             gradients, is_finite = fused
             if not is_finite:
                 layer._signal.num_nonfinite.add_(1)
-            return error, *(None,) * (ctx.num_others - len(numbers)), *(gradients.get(id(each)) for each in numbers)
+            return error, *(None,) * (ctx.num_others - len(numbers)), *map(gradients.get, map(id, numbers))
         total: list[Any] = [None] * len(numbers)
         for families in gate.bands(ctx.num_pixels):
             experts = experts_of(gate.num_experts, gate.num_selected, families)

@@ -380,11 +380,12 @@ def learn_factorised(
     """
     tensors = (source, error, weight, keys, embedding, *(() if bias is None else (bias,)))
     # The tensors of a tracer have no memory.
-    library = library_for(*tensors) if all(type(tensor) is torch.Tensor for tensor in tensors) else None
+    library = library_for(*tensors) if set(map(type, tensors)) == {torch.Tensor} else None
     if library is None or source.numel() == 0 or error.numel() == 0:
         return None
     # Samples may be some of a batch, at equal distances.
-    source, error = (part if part[0].is_contiguous() else part.contiguous() for part in (source, error))
+    source = source if source[0].is_contiguous() else source.contiguous()
+    error = error if error[0].is_contiguous() else error.contiguous()
     weight, keys, embedding = weight.contiguous(), keys.contiguous(), embedding.contiguous()
     routing = torch.Size((1, num_selected * expert_channels, embedding.shape[1]))
     problem = make_problem(source.shape, weight.shape, routing, stride, padding_mode, num_threads())
