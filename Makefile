@@ -6,14 +6,14 @@ READY := .venv/ready
 
 .PHONY: demo test lint types layers unit quick wheel docs docs-links bench simulate simulate-ensemble sanitize gpu-compile zoo clean
 
-# At most three minutes on two cores: the paper's headline, and sea surface temperatures of next month (OSTIA).
-SEA = $$($(BIN)/python -c "import iris_sample_data; print(iris_sample_data.path)")/ostia_monthly.nc
+# At most three minutes on two cores: the paper's headline, and temperatures of one scenario of emissions from another.
+DATA = $$($(BIN)/python -c "import iris_sample_data; print(iris_sample_data.path)")
 demo: $(READY)
 	$(BIN)/smoe train heat/smoe --seed 0 --output-dir runs/demo/heat --resume
-	rm -rf runs/demo/sea
-	$(BIN)/smoe fit $(SEA) $(SEA) --lead "1 month" --validate 2009-01:2009-10 --test 2009-11:2010-09 -o runs/demo/sea \
-		--input-variables surface_temperature --target-variables surface_temperature
-	$(BIN)/smoe report runs/demo/heat runs/demo/sea -o runs/demo/report.html
+	rm -rf runs/demo/scenario
+	$(BIN)/smoe fit $(DATA)/A1B_north_america.nc $(DATA)/E1_north_america.nc -o runs/demo/scenario \
+		--train 1860:2020 --validate 2021:2050 --test 2051:2100
+	$(BIN)/smoe report runs/demo/heat runs/demo/scenario -o runs/demo/report.html
 	@echo "open runs/demo/report.html"
 
 test: lint types layers unit
