@@ -33,7 +33,7 @@ from smoe.training.task import Metric, Task
 
 _QUICK_EPOCHS = 5
 # Standard deviations between blocks of times that intervals are widened by, and the least share of a net.
-_BETWEEN_BLOCKS, _LEAST_SHARE = 0.5, 0.05
+_BETWEEN_BLOCKS, _LEAST_SHARE = 1.0, 0.05
 
 
 class GridObjective(nn.Module):
