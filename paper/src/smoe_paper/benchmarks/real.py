@@ -32,8 +32,8 @@ from smoe_paper.benchmarks.timing import circumstances, write_table
 RESULTS = Path("paper/results/bench")
 BY_HAND = ("damped anomaly by hand", "ridge by hand")
 _HEAD = ("task", "target", "samples", "model", "model - best other", "±", "best other row", "persistence",
-         "climatology", *BY_HAND, "SMoE net", "plain net on simple models", "plain net alone", "LightGBM",
-         "what predicts", "processor s", "MB")  # fmt: skip
+         "climatology", "damped anomaly", "ridge", *BY_HAND, "SMoE net", "plain net on simple models",
+         "plain net alone", "LightGBM", "what predicts", "processor s", "MB")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -276,8 +276,9 @@ def _rows(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             **{
                 label: "" if (value := mean(row)) is None else f"{value:.4g}"
                 for label, row in (
-                    ("persistence", "persistence"), ("climatology", climatology), *((row, row) for row in BY_HAND),
-                    ("SMoE net", "SMoE net"), ("plain net on simple models", "plain net of the same size"),
+                    ("persistence", "persistence"), ("climatology", climatology), ("damped anomaly", "damped anomaly"),
+                    ("ridge", "ridge regression"), *((row, row) for row in BY_HAND), ("SMoE net", "SMoE net"),
+                    ("plain net on simple models", "plain net of the same size"),
                     ("plain net alone", "plain net alone"), ("LightGBM", "LightGBM"),
                 )
             },
