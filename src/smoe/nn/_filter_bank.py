@@ -106,17 +106,8 @@ def default_bias(gate: SpatialGate, *, is_default_rule: bool) -> BiasOwner | boo
     return "expert" if gate.order == "families" or is_default_rule else False
 
 
-# Change of a local map below which it is taken for noise of the training, and what is left of changes far below.
-_SMALL_CHANGE = 0.1
-_SMALL_SHARE = 0.1
-
-
 class LocalAffine(nn.Module):
     """Multiplies each channel by a learned number at each pixel, and adds another.
-
-    An optimiser such as Adam moves every number by the learning rate, whether its gradient is signal or noise. Changes
-    from the start that are smaller than 0.1 therefore count less, down to a tenth: without structure the map stays near
-    that of a convolution, and larger changes count in full.
 
     Args:
         num_channels: C, the number of channels.
@@ -150,22 +141,11 @@ class LocalAffine(nn.Module):
             raise ValueError(
                 f"the layer was made for {tuple(self.scale.shape)} channels and pixels, got {tuple(input.shape[1:])}"
             )
-        scale, offset = self.maps()
-        return local_affine(input, scale.to(input.dtype), offset.to(input.dtype))
-
-    def maps(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factor and offset of each channel and pixel, `(C, *grid)` each."""
-        return 1.0 + _without_noise(self.scale - 1.0), _without_noise(self.offset)
+        return local_affine(input, self.scale.to(input.dtype), self.offset.to(input.dtype))
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
         return f"{len(self.scale)}, spatial_shape={tuple(self.scale.shape[1:])}"
-
-
-def _without_noise(change: torch.Tensor) -> torch.Tensor:
-    """Small changes by a share of themselves, large ones as they are."""
-    square = _SMALL_CHANGE**2
-    return torch.addcdiv(change, change, change.square() + square, value=(_SMALL_SHARE - 1.0) * square)
 
 
 # Mean of an input, and its ratio to the standard deviation, from which on layers say that it should be normalised.
@@ -481,7 +461,7 @@ class FilterBank(RoutedLayer):
             return output
         if pixels is None:
             return self._affine(output)
-        scale, offset = (part[:, pixels].to(output.dtype) for part in self._affine.maps())
+        scale, offset = (part[:, pixels].to(output.dtype) for part in (self._affine.scale, self._affine.offset))
         return local_affine(output, scale, offset)
 
     def _check_input(self, input: torch.Tensor) -> None:
