@@ -39,7 +39,7 @@ def real() -> str:
         "default options, it is best by more than the spread of the difference on "
         f"{best}, more than 1 % behind the best rival on {behind}, level on {len(rows) - best - behind}. An SMoE net "
         f"predicts {nets - plain} of them, a plain net {plain}, simple models {len(rows) - nets}: it keeps what "
-        "is best in the validation period."
+        "is best at held-out times."
     )
 
 
