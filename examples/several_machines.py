@@ -31,4 +31,5 @@ for _ in range(200):
 if dist.get_rank() == 0:
     print(f"{dist.get_world_size()} processes, loss {loss.item():.1e}")
     torch.save(layer.state_dict(), "layer.pt")
+dist.barrier()  # a thread that still holds a tensor when Python ends would abort the process
 dist.destroy_process_group()
