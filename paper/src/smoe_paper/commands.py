@@ -12,7 +12,7 @@ COMMANDS = {
         "train a recipe",
         (
             "smoe train heat/smoe --seed 0 --output-dir runs/first",
-            'smoe train heat/smoe --data.num-train-runs 100 --rule "probe(window=4)"',
+            'smoe train heat/smoe --data.num-train-runs 100 --rule "rc(error_quantile=0.4)"',
             "smoe train --resume runs/first",
         ),
     ),

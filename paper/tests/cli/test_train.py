@@ -126,8 +126,8 @@ def test_a_moved_run_is_evaluated_and_shown(
         (["--output-dir", "LOCKED/run"], "LOCKED is not writable"),
         (["--init-from", "NOWHERE"], "holds no best weights"),
         (["--auxiliary.load", "True"], "auxiliary.load needs gates with noise"),
-        (["--rule", "prob"], "did you mean 'probe'?"),
-        (["--rule", "probe(windw=3)"], "did you mean 'window'?"),
+        (["--rule", "froze"], "did you mean 'frozen'?"),
+        (["--rule", "rc(weigt=3)"], "did you mean 'weight'?"),
         (["--damping", "3"], "factor must be in [0, 1], got 3"),
     ],
 )
@@ -152,11 +152,11 @@ def test_what_can_be_refused_early_is_refused_before_anything_is_simulated(
 RECIPE_FILE = """
 from dataclasses import replace
 from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
-from smoe.rules import Probing
+from smoe.rules import RoutingClassification
 
 DATA = HeatDiffusion(spatial_shape=(8, 7), num_steps=10, num_train_runs=10, num_validation_runs=1, num_test_runs=1)
 RECIPE = HeatRecipe(data=DATA, training=replace(HEAT_TRAINING, max_epochs=1, device="cpu"))
-RECIPES = {"probing": replace(RECIPE, rule=Probing(window=2)), "none": 3}
+RECIPES = {"heavy": replace(RECIPE, rule=RoutingClassification(weight=2.0)), "none": 3}
 """
 
 
@@ -169,13 +169,13 @@ def test_a_recipe_of_a_users_file(
     assert "mine.py, test split" in capsys.readouterr().out
     stored = json.loads(Path("runs/mine-3/recipe.json").read_text())
     assert stored["recipe"]["seed"] == 3 and stored["recipe"]["rule"]["type"] == "rc"
-    assert main(["train", "mine.py:probing", "--output-dir", "probing"]) == 0
-    stored = json.loads(Path("probing/recipe.json").read_text())
-    assert stored["recipe"]["rule"] == {"type": "probe", "window": 2, "confidence": 0.0}
+    assert main(["train", "mine.py:heavy", "--output-dir", "heavy"]) == 0
+    stored = json.loads(Path("heavy/recipe.json").read_text())
+    assert stored["recipe"]["rule"]["weight"] == 2.0
     # The run knows its recipe: the file is needed no more.
     Path("mine.py").unlink()
-    assert main(["train", "--resume", "probing", "--training.max-epochs", "2"]) == 0
-    assert main(["evaluate", "probing"]) == 0
+    assert main(["train", "--resume", "heavy", "--training.max-epochs", "2"]) == 0
+    assert main(["evaluate", "heavy"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_recipe_of_a_users_file(
         (None, "mine.py", "there is no recipe file mine.py"),
         ("RECIPE = 3", "mine.py", "a recipe must derive from smoe_paper.experiments.recipe.Recipe, got 3"),
         ("x = 1", "mine.py", "mine.py defines neither RECIPE nor RECIPES"),
-        ("RECIPES = {'probing': 1}", "mine.py:probin", "mine.py has no recipe named 'probin'; did you mean 'probing'?"),
+        ("RECIPES = {'heavy': 1}", "mine.py:heav", "mine.py has no recipe named 'heav'; did you mean 'heavy'?"),
         ("RECIPES = {'a': 1, 'b': 2}", "mine.py", "mine.py has several recipes: name one, such as mine.py:a"),
         ("import nothing_of_the_kind", "mine.py", "mine.py cannot be read: ModuleNotFoundError: No module named"),
         ("1 +", "mine.py", "mine.py cannot be read: SyntaxError"),
@@ -220,7 +220,7 @@ def test_an_experiment_of_ones_own_works_in_every_command(tmp_path: Path, capsys
     run = str(tmp_path / "run")
     assert main(["recipes"]) == 0
     assert "toy/smoe" in capsys.readouterr().out
-    flags = ["--rule", "probe(window=2)", "--data.factor", "3", "--optimizer.gate-lr", "0.1", "--output-dir", run]
+    flags = ["--rule", "rc(weight=2)", "--data.factor", "3", "--optimizer.gate-lr", "0.1", "--output-dir", run]
     assert main(["train", "toy/smoe", *flags]) == 0
     assert "toy/smoe, test split" in capsys.readouterr().out
     assert main(["train", "--resume", run, "--training.max-epochs", "3"]) == 0

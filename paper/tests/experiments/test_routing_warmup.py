@@ -11,7 +11,7 @@ from torch import nn
 from small_training import PLAN, StopAfter, make_task, without_times
 from smoe import SpatialMoE2d, TensorGate
 from smoe.errors import Interrupted
-from smoe.rules import Damping, Frozen, Probing, RoutingClassification
+from smoe.rules import Damping, RoutingClassification
 from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory, load_checkpoint
 from smoe.training.task import Task
@@ -20,16 +20,16 @@ from smoe_paper.experiments.task import RoutingWarmup
 PAPER = RoutingClassification.paper()
 
 
-def make_net(rule: RoutingClassification | Probing = PAPER) -> nn.Sequential:
+def make_net() -> nn.Sequential:
     """Two layers on one gate, one with a damping of its own, and a third that owns its gate."""
     torch.manual_seed(0)
     gate = TensorGate(4, 2, (5, 6))
     return nn.Sequential(
-        SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=rule),
+        SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=PAPER),
         nn.Tanh(),
-        SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=rule, damping=Damping(factor=0.5)),
+        SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=PAPER, damping=Damping(factor=0.5)),
         nn.Tanh(),
-        SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(5, 6), rule=rule),
+        SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(5, 6), rule=PAPER),
     )
 
 
@@ -66,23 +66,6 @@ def test_the_routing_waits_and_the_experts_learn_undamped() -> None:
     assert after.keys() == always.keys()
     for name, gradient in always.items():
         torch.testing.assert_close(after[name], gradient)
-
-
-def test_a_shared_memory_starts_at_the_end_of_the_warm_up() -> None:
-    net, plain = make_net(Probing(window=2)), make_net(Probing(window=2))
-    layer(net, 2).damping = layer(plain, 2).damping = None
-    warmup = RoutingWarmup(net, num_epochs=1)
-    warmup.begin_epoch(1)
-    gradients(net)
-    assert isinstance(layer(net, 0).rule, Frozen) and layer(net, 0).gate.memory is None
-    warmup.begin_epoch(2)
-    warmup.begin_epoch(3)
-    assert layer(net, 0).gate.memory is layer(net, 2).gate.memory is not None
-    for _ in range(3):
-        gradients(net)
-        gradients(plain)
-    for name, value in plain.state_dict().items():
-        assert torch.equal(net.state_dict()[name], value), name
 
 
 def test_a_paused_layer_still_counts_errors_that_are_not_finite() -> None:

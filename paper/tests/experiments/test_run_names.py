@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from smoe.rules import Probing
+from smoe.rules import Frozen, RoutingClassification
 from smoe_paper.cli.train import default_output_dir
 from smoe_paper.experiments.experiment import all_recipes
 
@@ -25,8 +25,8 @@ def test_recipe_and_seed() -> None:
 def test_what_differs_is_named() -> None:
     data = replace(RECIPE.data, num_train_runs=50, spatial_shape=(9, 7))
     assert name(data=data) == "heat-smoe-0-spatial_shape=9_7-num_train_runs=50"
-    assert name(rule=Probing(window=4)).startswith("heat-smoe-0-rule=probe_4")
-    assert name(rule=Probing(window=4)) != name(rule=Probing(window=8))
+    assert name(rule=RoutingClassification.paper()) == "heat-smoe-0-error_quantile=0.7-factor=0.1-error_quantile=0.7"
+    assert name(rule=Frozen()) == "heat-smoe-0-rule=frozen"
 
 
 def test_what_has_no_effect_is_not_named() -> None:

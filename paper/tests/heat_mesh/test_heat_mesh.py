@@ -15,9 +15,8 @@ from smoe_paper.heat_mesh.model import SageNet, build_dry_task, build_task, make
 from smoe_paper.heat_mesh.recipes import (
     HEAT_MESH,
     MESH_RECIPES,
-    SMOE,
-    STRAIGHT_THROUGH,
     MeshDiffusion,
+    MeshMoEModel,
     PlainModel,
     SageModel,
     mesh_recipe,
@@ -93,7 +92,8 @@ def tiny(recipe):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "model"), [("line", STRAIGHT_THROUGH), ("healpix", SMOE), ("icosphere", SMOE), ("icosphere", PlainModel())]
+    ("name", "model"),
+    [("line", MeshMoEModel()), ("healpix", MeshMoEModel()), ("icosphere", MeshMoEModel()), ("icosphere", PlainModel())],
 )
 def test_models_step(name, model, tmp_path):
     recipe = tiny(mesh_recipe(name, model))
@@ -126,7 +126,7 @@ def test_sage_stacks_work_on_meshes_only():
 
 def test_every_network_has_the_same_budget():
     recipes = [row.recipe for table in HEAT_MESH.tables.tables for row in table.rows]
-    assert len(recipes) == 14 and len({str(recipe.training) for recipe in recipes}) == 1
+    assert len(recipes) == 12 and len({str(recipe.training) for recipe in recipes}) == 1
 
 
 def test_recipes_and_plans():

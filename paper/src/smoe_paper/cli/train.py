@@ -42,7 +42,7 @@ examples:
   smoe train heat/smoe --training.log-with tensorboard
   smoe train weather/smoe --data.store stores/era5 --data.lead-hours 120
   smoe train weather/smoe --data.store stores/era5 --init-from runs/pretrained
-  smoe train heat/smoe --data.num-train-runs 100 --model.num-experts 6 --rule "probe(window=4)"
+  smoe train heat/smoe --data.num-train-runs 100 --model.num-experts 6 --rule "rc(error_quantile=0.4)"
 """
 
 

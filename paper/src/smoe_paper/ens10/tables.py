@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from smoe.rules import Frozen, Probing, RoutingClassification, Rule
+from smoe.rules import Frozen, RoutingClassification, Rule
 from smoe_paper.ens10.recipes import (
     ENSEMBLE_RECIPES,
     ENSEMBLE_RULE,
@@ -87,7 +87,7 @@ def _routing() -> ResultTable:
     name = "ens10/routing"
     undamped = replace(ENSEMBLE_RULE, damping=None)
     released = replace(RoutingClassification.released(), weight=ENSEMBLE_RULE.weight)
-    frozen, probing = Frozen(), Probing(confidence=2.0)
+    frozen = Frozen()
     recipes = {
         ("white noise", "frozen", "score"): _smoe(frozen, gate="random"),
         ("white noise", "q 0.7, damping 0.1", "score"): _smoe(ENSEMBLE_RULE),
@@ -98,8 +98,6 @@ def _routing() -> ResultTable:
         ("smooth", "q 0.7, no damping", "score"): _smoe(undamped, gate_init="smooth"),
         ("smooth", "q 0.7, no damping", "index"): _smoe(undamped, gate_init="smooth", order="index"),
         ("smooth", "frozen", "index"): _smoe(frozen, gate="random", gate_init="smooth", order="index"),
-        ("white noise", "probing, 2 standard errors", "score"): _smoe(probing),
-        ("smooth", "probing, 2 standard errors", "score"): _smoe(probing, gate_init="smooth"),
     }
     rows = [Row(labels, recipe) for labels, recipe in recipes.items()]
     columns = ("gate starts as", "routing learns by", "order")

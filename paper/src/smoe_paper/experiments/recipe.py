@@ -97,7 +97,7 @@ class Recipe:
     Attributes:
         data: Data to learn from.
         model: Network.
-        rule: How the gates of SMoE layers learn, such as probe or "probe(window=4)".
+        rule: How the gates of SMoE layers learn, such as rc or "rc(error_quantile=0.4)".
         damping: Damping of the experts' error, such as 0.1; None for the damping that the rule carries.
         routing_warmup_epochs: Number of epochs before the gates learn and errors are damped.
         auxiliary: Further losses of the routing.

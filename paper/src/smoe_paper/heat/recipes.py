@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from smoe.options import Combiner, GateInit, Normalization, Order
-from smoe.rules import Probing, RoutingClassification, Rule
+from smoe.rules import RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.tables import PublishedResult
@@ -227,7 +227,6 @@ class HeatRecipe(Recipe):
 HEAT_RECIPES = {
     # One thread: a second one saves a fifth of a step of one millisecond, and costs tenfold while others use its core.
     "heat/smoe": HeatRecipe(training=replace(HEAT_TRAINING, num_threads=1)),
-    "heat/smoe-probe": HeatRecipe(rule=Probing(), training=replace(HEAT_TRAINING, num_threads=1)),
     # The paper's 146, 56 and 200 parameters: residual nets of the released code with 6, 1 and 3 hidden filters.
     "heat/conv": HeatRecipe(model=ConvNetModel("conv", hidden=(6,), residual=True)),
     "heat/coordconv": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,), residual=True)),

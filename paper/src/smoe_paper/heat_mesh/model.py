@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.nn import FactorisedGate, GraphMoE, HEALPixMoE, RoutedLayer, SpatialMoE1d, SpatialMoE3d, TensorGate
+from smoe.nn import GraphMoE, HEALPixMoE, RoutedLayer, SpatialMoE1d, SpatialMoE3d
+from smoe.rules import Rule
 from smoe.training.task import Task
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import DryTask, Learning, assemble_task
@@ -90,32 +91,21 @@ def build_model(options: MeshModel, learning: Learning, domain: Domain) -> nn.Mo
         if len(domain.spatial_shape) != 1 or domain.full_degree is not None:
             raise ValueError(f"SAGEConv works on meshes, not on the grid of {domain.name}")
         return SageNet(domain.num_nodes, options.hidden, options.node_features, edges)
-    # Diffusion has no offsets.
-    arguments: dict[str, Any] = {"rule": "frozen", "bias": False}
-    num_experts = 1
-    if isinstance(options, MeshMoEModel):
-        num_experts = options.num_experts
-        arguments |= {"rule": learning.rule, "damping": learning.damping, "gate": _make_gate(options, domain)}
-    return MeshNet(_make_layer(domain, num_experts, arguments), edges)
+    num_candidates = options.num_candidates if isinstance(options, MeshMoEModel) else 1
+    return MeshNet(_make_layer(domain, num_candidates, learning.rule if num_candidates > 1 else None), edges)
 
 
-def _make_gate(options: MeshMoEModel, domain: Domain) -> TensorGate | FactorisedGate:
-    numbers = (options.num_experts, 1, domain.spatial_shape)
-    if options.gate == "factorised":
-        return FactorisedGate(*numbers, rank=options.rank, scale=options.scale, order=options.order)
-    return TensorGate(*numbers, order=options.order)
-
-
-def _make_layer(domain: Domain, num_experts: int, options: dict[str, Any]) -> RoutedLayer:
-    numbers = (1, num_experts, 1)
+def _make_layer(domain: Domain, num_candidates: int, rule: Rule | None) -> RoutedLayer:
+    # Diffusion has no offsets, and the experts are to be found, not local maps.
+    options: dict[str, Any] = {"num_candidates": num_candidates, "rule": rule, "bias": False, "local_affine": False}
     shape = domain.spatial_shape
     if domain.name == "healpix":
-        return HEALPixMoE.from_experts(*numbers, nside=shape[1], **options)
+        return HEALPixMoE(1, 1, nside=shape[1], **options)
     if domain.full_degree is None:
-        return GraphMoE.from_experts(*numbers, num_nodes=domain.num_nodes, **options)
+        return GraphMoE(1, 1, num_nodes=domain.num_nodes, **options)
     if len(shape) == 1:
-        return SpatialMoE1d.from_experts(*numbers, spatial_shape=(shape[0],), **options)
-    return SpatialMoE3d.from_experts(*numbers, spatial_shape=(shape[0], shape[1], shape[2]), **options)
+        return SpatialMoE1d(1, 1, spatial_shape=(shape[0],), **options)
+    return SpatialMoE3d(1, 1, spatial_shape=(shape[0], shape[1], shape[2]), **options)
 
 
 def build_task(recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from smoe.rules import Probing, Rule, StraightThrough
+from smoe.rules import Frozen, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Adam, Recipe, SgdMomentum
@@ -19,18 +19,10 @@ class MeshMoEModel:
     """One SMoE layer for the domain: `SpatialMoE1d`, `SpatialMoE3d`, `HEALPixMoE` or `GraphMoE`.
 
     Attributes:
-        num_experts: Experts in the bank.
-        gate: `tensor`, a score for each expert and node; or `factorised`, the product of a few numbers of both.
-        rank: Numbers of a factorised gate for each node.
-        scale: Factor of the scores of a factorised gate.
-        order: Order of the selected experts.
+        num_candidates: Experts, of which one serves each node.
     """
 
-    num_experts: int = 3
-    gate: Literal["tensor", "factorised"] = "tensor"
-    rank: int = 8
-    scale: float = 30.0
-    order: Literal["score", "index", "families"] = "score"
+    num_candidates: int = 3
 
 
 @dataclass(frozen=True)
@@ -96,26 +88,23 @@ class MeshRecipe(Recipe):
 
     data: MeshDiffusion = field(default_factory=MeshDiffusion)
     model: MeshModel = field(default_factory=MeshMoEModel)
-    rule: Rule = field(default_factory=Probing)
+    rule: Rule = field(default_factory=StraightThrough)
     # Adam's rate of the plane is for ten times as many steps.
     optimizer: Adam | SgdMomentum = field(default_factory=lambda: Adam(lr=1e-2))
     training: TrainingPlan = MESH_TRAINING
 
 
-# A tensor gate that learns by probing, as the stored runs. Diffusion has no offsets: no bias.
-SMOE = MeshMoEModel()
-STRAIGHT_THROUGH = MeshMoEModel(gate="factorised", scale=30.0, order="families")
-_STRAIGHT_THROUGH_RULE = StraightThrough(noise=0.0, patience=250)
+_SMOE = MeshMoEModel()
 
 
-def mesh_recipe(domain: DomainName, model: MeshModel = SMOE) -> MeshRecipe:
-    recipe = MeshRecipe(data=MeshDiffusion(domain=domain), model=model)
-    return replace(recipe, rule=_STRAIGHT_THROUGH_RULE) if model is STRAIGHT_THROUGH else recipe
+def mesh_recipe(domain: DomainName, model: MeshModel = _SMOE) -> MeshRecipe:
+    # Networks without a choice of experts have no gate that learns.
+    rule = StraightThrough() if isinstance(model, MeshMoEModel) else Frozen()
+    return MeshRecipe(data=MeshDiffusion(domain=domain), model=model, rule=rule)
 
 
 MESH_RECIPES = {
     "heat-mesh/smoe": mesh_recipe("fsaverage5"),
-    "heat-mesh/smoe-straight-through": mesh_recipe("fsaverage5", STRAIGHT_THROUGH),
     "heat-mesh/plain": mesh_recipe("fsaverage5", PlainModel()),
     "heat-mesh/sage": mesh_recipe("fsaverage5", SageModel()),
     "heat-mesh/sage-features": mesh_recipe("fsaverage5", SageModel(node_features=8)),
@@ -133,13 +122,11 @@ _DOMAINS: dict[DomainName, str] = {
     "fsaverage5": "fsaverage5, 10,242",
 }
 _ALL = tuple(_DOMAINS)
-# A step of straight-through takes up to three times that of probing: the smaller domains show what there is to see.
 _MODELS: dict[str, tuple[MeshModel, tuple[DomainName, ...]]] = {
     "one expert everywhere": (PlainModel(), _ALL),
     "SAGEConv, 1-16-1": (SageModel(), ("fsaverage5",)),
     "SAGEConv, 1-16-1, 8 learned features of each node": (SageModel(node_features=8), ("fsaverage5",)),
-    "SMoE, factorised gate, straight-through over one family": (STRAIGHT_THROUGH, ("line", "icosphere")),
-    "SMoE, as by default: tensor gate, probing": (SMOE, _ALL),
+    "SMoE, three candidates": (_SMOE, _ALL),
 }
 
 

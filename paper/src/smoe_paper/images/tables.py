@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from smoe.options import Order
-from smoe.rules import EndToEnd, Frozen, Probing, RoutingClassification, Rule, StraightThrough
+from smoe.rules import EndToEnd, Frozen, RoutingClassification, Rule, StraightThrough
 from smoe_paper.experiments.experiment import DataCommand, Experiment
 from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.images.recipes import (
@@ -86,7 +86,6 @@ _ROUTING: dict[str, tuple[Rule, dict[str, Any]]] = {
     "smooth, 7 pixels; q 0.3, damping 0; index": (_RELEASED, _WIDE),
     "smooth, 7 pixels; q 0.95, no damping; index": (RoutingClassification(error_quantile=0.95), _WIDE),
     "smooth, 7 pixels; end to end; index": (EndToEnd(), _WIDE),
-    "smooth, 7 pixels; probing; score": (Probing(), _WIDE),
 }
 
 

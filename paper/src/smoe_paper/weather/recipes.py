@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from smoe.options import Combiner
-from smoe.rules import Frozen, Probing, RoutingClassification, Rule
+from smoe.rules import Frozen, RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum, check_year_ranges
 
@@ -212,11 +212,9 @@ _ROWS = {
     "smoe": WeatherRecipe(model=SpatialMoEResNetModel()),
     "smoe-prior": WeatherRecipe(model=SpatialMoEResNetModel(prior="land_sea")),
     "smoe-random": WeatherRecipe(model=SpatialMoEResNetModel(gate="random"), rule=Frozen()),
-    # Not in the paper: on the simulated atmosphere the best rule for the gates of a deep network (docs/probing.md).
-    "smoe-probe": WeatherRecipe(model=SpatialMoEResNetModel(), rule=Probing(confidence=2.0)),
 }
 
-# Each row of the paper's table and an additional one, trained as in the paper's appendix and as in Rasp and Thuerey's
+# Each row of the paper's table, trained as in the paper's appendix and as in Rasp and Thuerey's
 # configurations.
 WEATHER_RECIPES = {
     **{f"weather/{name}": recipe for name, recipe in _ROWS.items()},

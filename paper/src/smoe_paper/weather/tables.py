@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from smoe.rules import Frozen, Probing, RoutingClassification, Rule, StraightThrough
+from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import DataCommand, EvaluateOptions, Experiment, Notify, ShowOptions
 from smoe_paper.experiments.stored_runs import RunStore
@@ -93,7 +93,6 @@ def _smoe(rule: Rule, *, warmup: int = 0, gate_lr: float | None = None, **model:
 
 _FROZEN = Frozen()
 _UNDAMPED = RoutingClassification(error_quantile=0.7)
-_CAREFUL = Probing(confidence=2.0)
 
 
 def _routing() -> ResultTable:
@@ -113,10 +112,6 @@ def _routing() -> ResultTable:
         ("smooth", "q 0.95, no damping", "score"): _smoe(
             RoutingClassification(error_quantile=0.95), gate_init="smooth"
         ),
-        ("white noise", "probing", "score"): _smoe(Probing()),
-        ("white noise", "probing, 2 standard errors", "score"): _smoe(_CAREFUL),
-        ("smooth", "probing", "score"): _smoe(Probing(), gate_init="smooth"),
-        ("smooth", "probing, 2 standard errors", "score"): _smoe(_CAREFUL, gate_init="smooth"),
     }
     rows = [Row(labels, recipe) for labels, recipe in recipes.items()]
     columns = ("gate starts as", "routing learns by", "order")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smoe.rules import Damping, Probing
+from smoe.rules import Damping, EndToEnd
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.stored_runs import RunKey, RunStore, StoredRunError
 from smoe_paper.heat.recipes import HeatRecipe, SpatialMoEModel
@@ -23,7 +23,7 @@ def test_every_field_that_has_an_effect_makes_the_key() -> None:
     recipe = HeatRecipe()
     others = [
         replace(recipe, model=SpatialMoEModel(gate="conv")),
-        replace(recipe, rule=Probing(window=4)),
+        replace(recipe, rule=EndToEnd()),
         replace(recipe, damping=Damping(0.2)),
         replace(recipe, optimizer=replace(recipe.optimizer, lr=2e-3)),
         replace(recipe, training=replace(recipe.training, batch_size=16)),
