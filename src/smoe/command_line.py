@@ -64,7 +64,7 @@ def parse_nothing(args: Sequence[str] | None, *, prog: str, text: str) -> None:
 
 
 def _registry() -> Any:
-    """How rules and dampings are written on a command line: in their text forms, such as `probe(window=4)`."""
+    """How rules and dampings are written on a command line: in their text forms, such as `rc(weight=0.1)`."""
     import tyro
 
     from smoe.rules import Damping, Rule, resolve_damping, resolve_rule

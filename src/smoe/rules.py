@@ -1,7 +1,7 @@
 """Training rules: how the gate of an SMoE layer learns. Frozen dataclasses that import no torch.
 
-Every layer takes a rule, or its short form: `SpatialMoE2d(..., rule=Probing(window=4))` and `rule="probe(window=4)"`
-are the same.
+Every layer takes a rule, or its short form: `SpatialMoE2d(..., rule=RoutingClassification(weight=0.1))` and
+`rule="rc(weight=0.1)"` are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ __all__ = [
     "Damping",
     "EndToEnd",
     "Frozen",
-    "Probing",
     "RoutingClassification",
     "Rule",
     "StraightThrough",
@@ -43,16 +42,13 @@ class Rule:
     learner: ClassVar[Any] = None
     """The class of the learner, or its address as `module:Class`, which is imported when a layer is made."""
 
-    orders: ClassVar[tuple[str, ...]] = ("score", "index", "families")
-    """The orders of selected experts that the rule works with."""
-
     @property
     def carried_damping(self) -> Damping | None:
         """The damping that comes with the rule; a layer uses it unless it is given its own."""
         return None
 
     def __str__(self) -> str:
-        """The short form with the fields that differ from their defaults, such as `probe(window=4)`."""
+        """The short form with the fields that differ from their defaults, such as `rc(weight=0.1)`."""
         return to_text(self, self.name)
 
 
@@ -205,30 +201,6 @@ class RoutingClassification(Rule):
 
 
 @dataclass(frozen=True)
-class Probing(Rule):
-    """Each pixel compares one selected expert with one that is not, and exchanges them if that lowers the loss.
-
-    Needs a `TensorGate` that selects by score, and experts that are not weighted. See docs/probing.md.
-
-    Attributes:
-        window: Backward passes after which the pixels decide, at least 1.
-        confidence: Standard errors by which the comparison must favour the other expert.
-    """
-
-    window: int = 8
-    confidence: float = 0.0
-
-    name: ClassVar[str] = "probe"
-    orders: ClassVar[tuple[str, ...]] = ("score",)
-    learner: ClassVar[str] = "smoe.nn._probing:ProbingLearner"
-
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window must be at least 1, got {self.window}")
-        check_not_negative("confidence", self.confidence)
-
-
-@dataclass(frozen=True)
 class StraightThrough(Rule):
     """The default: all candidates of a family are compared, and the gate takes steps of its own.
 
@@ -262,7 +234,6 @@ class StraightThrough(Rule):
     patience: int = 0
 
     name: ClassVar[str] = "straight_through"
-    orders: ClassVar[tuple[str, ...]] = ("families",)
     learner: ClassVar[str] = "smoe.nn._straight_through:StraightThroughLearner"
 
     def __post_init__(self) -> None:
@@ -291,16 +262,14 @@ class Frozen(Rule):
     learner: ClassVar[str] = "smoe.nn._classification:FrozenLearner"
 
 
-RULES: dict[str, type[Rule]] = {
-    kind.name: kind for kind in (RoutingClassification, Probing, StraightThrough, EndToEnd, Frozen)
-}
+RULES: dict[str, type[Rule]] = {kind.name: kind for kind in (RoutingClassification, StraightThrough, EndToEnd, Frozen)}
 
 
 def resolve_rule(rule: Rule | str) -> Rule:
     """A rule from its short form; a rule is returned as it is.
 
     Args:
-        rule: A rule, its name, or its name with fields, such as `probe(window=4)`.
+        rule: A rule, its name, or its name with fields, such as `rc(weight=0.1)`.
 
     Raises:
         ValueError: If there is no such rule or field.

@@ -35,8 +35,7 @@ pytestmark = [
 ]
 
 GRID = (6, 7)
-# Probing, straight-through in the order of scores and restarts of unused experts count their passes on the host: they
-# are left out of the graph.
+# Restarts of unused experts count their passes on the host: they are left out of the graph.
 CASES: dict[str, dict[str, Any]] = {
     "default": {},
     "straight_through_weighted": {"rule": "straight_through", "order": "families", "weighted": True},

@@ -119,7 +119,7 @@ def test_gradcheck_weighted(stride, expert_channels, training):
         (
             (1, 3, 1),
             {"spatial_shape": (4, 4), "rule": "rd"},
-            "no rule named 'rd'; there are rc, probe, straight_through, end_to_end, frozen",
+            "no rule named 'rd'; there are rc, straight_through, end_to_end, frozen",
         ),
         ((1, 3, 1), {"spatial_shape": (4, 4), "rule": 3}, "one of smoe.rules or its name, got 3"),
         ((1, 3, 1), {"gate": smoe.TensorGate(4, 2, (4, 4))}, "selects 2 of 4 experts, but the layer .* 1 of 3"),
@@ -249,9 +249,7 @@ def test_from_conv_keeps_what_learns_and_refuses_the_rest():
     torch.testing.assert_close(smoe.SpatialMoE2d.from_conv(globe, spatial_shape=(4, 4))(x), globe(x))
     with pytest.raises(TypeError, match=r"SpatialMoE2d\.from_conv takes an nn\.Conv2d, got a Conv1d"):
         smoe.SpatialMoE2d.from_conv(nn.Conv1d(1, 1, 3, padding=1), spatial_shape=(4, 4))
-    with pytest.raises(ValueError, match="has the order 'score': give a rule that works with families"):
-        smoe.SpatialMoE2d.from_conv(conv, spatial_shape=(4, 4), rule="probe")
-    with pytest.raises(ValueError, match=r"has the order 'score': .* or a gate with order='families'"):
+    with pytest.raises(ValueError, match="has the order 'score': give a gate with order='families'"):
         smoe.SpatialMoE2d.from_conv(conv, gate=smoe.TensorGate(4, 2, (4, 4), order="score"))
 
 

@@ -17,7 +17,6 @@ from smoe.rules import (
     Damping,
     EndToEnd,
     Frozen,
-    Probing,
     RoutingClassification,
     Rule,
     StraightThrough,
@@ -25,13 +24,12 @@ from smoe.rules import (
     resolve_rule,
 )
 
-KINDS = (RoutingClassification, Probing, StraightThrough, EndToEnd, Frozen)
+KINDS = (RoutingClassification, StraightThrough, EndToEnd, Frozen)
 
 
 def test_the_names_are_the_short_forms() -> None:
     assert {name: resolve_rule(name) for name in RULES} == {
         "rc": RoutingClassification(),
-        "probe": Probing(),
         "straight_through": StraightThrough(),
         "end_to_end": EndToEnd(),
         "frozen": Frozen(),
@@ -43,8 +41,7 @@ def test_the_names_are_the_short_forms() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("probe(window=4)", Probing(window=4)),
-        ("probe(window=4, confidence=0.5)", Probing(4, 0.5)),
+        ("straight_through(patience=4)", StraightThrough(patience=4)),
         ("rc(error_quantile=0.3, tolerance_unit='output')", RoutingClassification(0.3, tolerance_unit="output")),
         ("rc(damping=damping(factor=0.0))", RoutingClassification(damping=Damping(0.0))),
         ("rc(damping=None)", RoutingClassification()),
@@ -59,7 +56,7 @@ def test_a_short_form_may_have_fields(text: str, rule: Rule) -> None:
     "rule",
     [
         *(kind() for kind in KINDS),
-        Probing(window=4, confidence=0.25),
+        StraightThrough(patience=4, noise=0.25),
         RoutingClassification.paper(),
         RoutingClassification.released(),
         RoutingClassification(0.5, 1e-3, "output", 0.25, Damping(0.2, 0.4, 0.1, "output")),
@@ -122,14 +119,13 @@ def test_short_forms_of_damping(given: Damping | str | float | None, damping: Da
         (lambda: Damping(factor=1.5), r"factor must be in \[0, 1\], got 1.5"),
         (lambda: Damping(error_quantile=-0.1), r"error_quantile must be in \[0, 1\], got -0.1"),
         (lambda: Damping(tolerance=-1.0), "tolerance must not be negative, got -1.0"),
-        (lambda: Probing(window=0), "window must be at least 1, got 0"),
-        (lambda: Probing(confidence=float("nan")), "confidence must not be negative, got nan"),
+        (lambda: StraightThrough(noise=float("nan")), "noise must not be negative, got nan"),
         (lambda: StraightThrough(temperature=0.0), "temperature must be positive, got 0.0"),
-        (lambda: resolve_rule("probing"), "there is no rule named 'probing'; did you mean 'probe'"),
-        (lambda: resolve_rule("probe(windows=4)"), "rule 'probe' has no field 'windows'; did you mean 'window'"),
-        (lambda: resolve_rule("probe(4)"), r"must be written as probe\(field=value, ...\)"),
-        (lambda: resolve_rule("probe(window=4"), r"must be written as probe\(field=value, ...\)"),
-        (lambda: resolve_rule("probe(window=window)"), "must be numbers, strings or None"),
+        (lambda: resolve_rule("freeze"), "there is no rule named 'freeze'; did you mean 'frozen'"),
+        (lambda: resolve_rule("rc(weights=4)"), "rule 'rc' has no field 'weights'; did you mean 'weight'"),
+        (lambda: resolve_rule("rc(4)"), r"must be written as rc\(field=value, ...\)"),
+        (lambda: resolve_rule("rc(weight=4"), r"must be written as rc\(field=value, ...\)"),
+        (lambda: resolve_rule("rc(weight=weight)"), "must be numbers, strings or None"),
         (lambda: resolve_rule(None), "rule must be one of smoe.rules or its name, got None"),  # type: ignore[arg-type]
         (lambda: resolve_damping("strong"), "there is no damping named 'strong'"),
         (lambda: resolve_damping(3), r"factor must be in \[0, 1\], got 3"),
@@ -141,5 +137,5 @@ def test_what_is_wrong_is_refused_with_the_value(make, message: str) -> None:
 
 
 def test_rules_import_no_torch() -> None:
-    code = "import sys, smoe.rules as r; r.resolve_rule('probe(window=4)'); assert 'torch' not in sys.modules"
+    code = "import sys, smoe.rules as r; r.resolve_rule('rc(weight=0.1)'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -66,7 +66,7 @@ def test_the_average_is_the_definition() -> None:
 
 def test_a_rule_that_is_not_in_force_does_not_mix_up_the_buffers() -> None:
     torch.manual_seed(0)
-    layer, norm = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(3, 3), rule="probe"), nn.BatchNorm2d(2)
+    layer, norm = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(3, 3)), nn.BatchNorm2d(2)
     model = nn.Sequential(layer, norm)
     average = WeightAverage(model, TrainingPlan(batch_size=4, max_epochs=4, average_every=1, average_decay=0.9))
     # As the warm-up of the routing does: the state of the rule is gone meanwhile.

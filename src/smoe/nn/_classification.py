@@ -21,7 +21,7 @@ class EndToEndLearner(Learner):
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the selected scores receive the error."""
         layer, routing = step.layer, step.routing
-        layer.gate.refuse_memory(self.rule)
+        layer.gate.refuse_own_steps(self.rule)
         selected = step.select(routing.indices)
         outputs = selected.detach() if layer._weighted else None
         return _EndToEnd.apply(
@@ -106,7 +106,7 @@ class RoutingClassificationLearner(Learner):
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the gate learns and the experts receive the damped error."""
         layer = step.layer
-        layer.gate.refuse_memory(self.rule)
+        layer.gate.refuse_own_steps(self.rule)
         output = step.weighed(step.select(step.routing.indices))
         damping = layer._active_damping
         if damping is not None and not have_one_threshold(self.rule, damping):

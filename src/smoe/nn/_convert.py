@@ -134,9 +134,7 @@ def convert(
         plan = _within_budget(plan, model, budget, batches, loss)
     rule = resolve_default_rule(rule, None, order)  # one rule for all layers
     if order is None:
-        in_families = start == "filters" or default_order(rule) == "families"
-        orders: tuple[Order, ...] = ("families",) if in_families else ("score", "index", "families")
-        order = cast(Order, next((known for known in orders if known in rule.orders), orders[0]))
+        order = "families" if start == "filters" else default_order(rule)
     if order != "families" or make_gate is not None:
         plan = _without_groups(plan, model)
     if start is None:

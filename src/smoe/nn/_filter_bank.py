@@ -286,7 +286,7 @@ def as_bank(
     if local_affine is None:
         local_affine = isinstance(resolve_default_rule(rule, gate, None), StraightThrough)
     options: BankOptions = {"gate": gate, "embedding": embedding, "bias": bias, "rule": rule}
-    if gate is None and rule is not None and "families" in resolve_rule(rule).orders:
+    if gate is None and rule is not None:
         options["order"] = "families"
     return (
         num_candidates * out_channels,

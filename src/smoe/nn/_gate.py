@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smoe.nn._own_steps import SelfTaught
-from smoe.nn._shared_parameters import Memory, has_process_group, refuse_shards
+from smoe.nn._shared_parameters import has_process_group, refuse_shards
 from smoe.ops._families import experts_of, sample_families, shifted_seed
 from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite, top_experts
 from smoe.options import NORMALIZATIONS, ORDERS, Normalization, Order
@@ -66,9 +66,6 @@ class SpatialGate(SelfTaught, ABC):
         self.normalization: Normalization = normalization
         self.register_buffer("order_code", torch.tensor(ORDERS.index(order), dtype=torch.uint8))
         self.order: Order = order
-        # What a rule remembers for all layers that share the gate.
-        self.memory: Memory | None
-        self.register_module("memory", None)
         # The layers that share the gate, with their learners.
         self._learners: weakref.WeakKeyDictionary[RoutedLayer, Learner] = weakref.WeakKeyDictionary()
         # Parameters that do not require gradients because no learner trains them.
@@ -202,8 +199,8 @@ class SpatialGate(SelfTaught, ABC):
         """Records that a learner of a layer works on the gate, in place of the layer's last one.
 
         While no learner trains the gate by gradients, its parameters do not require any, so that no optimiser changes
-        them. Where several processes train a model, they keep requiring gradients unless a memory decides: a wrapper
-        such as DistributedDataParallel expects the same parameters to have gradients in every pass.
+        them. Where several processes train a model, they keep requiring gradients: a wrapper such as
+        DistributedDataParallel expects the same parameters to have gradients in every pass.
 
         Raises:
             ValueError: If the rule does not go together with what the gate has become, or with that of another layer.
@@ -216,24 +213,19 @@ class SpatialGate(SelfTaught, ABC):
                 f"that the optimiser follows: make a new layer with rule={str(learner.rule)!r}"
             )
         self._learners[layer] = learner
-        if self.memory is None or getattr(self.memory, "rule", None) != learner.rule:
-            memory = learner.make_memory(self)
-            self.memory = self.memory if memory is None else memory
         self._settle()
 
     def leave(self, layer: RoutedLayer) -> None:
-        """Records that a layer uses the gate no more; a memory ends with the last learner that shares it."""
+        """Records that a layer uses the gate no more."""
         self._learners.pop(layer, None)
         self._layers.discard(layer)
         self._settle()
 
     def _settle(self) -> None:
-        memory, learners = self.memory, list(self._learners.values())
-        if memory is not None and all(learner.rule != getattr(memory, "rule", None) for learner in learners):
-            self.memory = None
+        learners = list(self._learners.values())
         is_held = len(learners) > 0 and not any(learner.trains_scores for learner in learners)
         # Parameters that waited before go on waiting: the wrapper does not know them.
-        is_held = is_held and (self.memory is not None or len(self._held) > 0 or not has_process_group())
+        is_held = is_held and (len(self._held) > 0 or not has_process_group())
         if is_held:
             names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
             self._held += names
@@ -249,37 +241,13 @@ class SpatialGate(SelfTaught, ABC):
         for layer, learner in list(self._learners.items()):
             learner.after_step(layer, is_taken=is_taken)
 
-    def memory_of(self, learner: Learner) -> Memory:
-        """The memory that a learner shares.
-
-        Raises:
-            ValueError: If another layer that shares the gate has another rule.
-        """
-        rule = getattr(self.memory, "rule", None)
-        if self.memory is None or rule != learner.rule:
-            raise ValueError(
-                f"layers that share a gate decide together: this one has the rule {learner.rule}, another {rule}; give "
-                "all of them the same"
-            )
-        return self.memory
-
-    def refuse_memory(self, rule: Rule) -> None:
-        """Raises a ValueError if another layer that shares the gate trains it by a rule that decides alone."""
+    def refuse_own_steps(self, rule: Rule) -> None:
+        """Raises a ValueError if the gate learns beside the optimiser, by the rule of another layer."""
         if self.steps is not None:
             raise ValueError(
                 f"the gate learns beside the optimiser, in another layer that shares it, but this layer has the rule "
                 f"{rule}; give both the same"
             )
-        if self.memory is not None:
-            raise ValueError(
-                f"the gate learns by {getattr(self.memory, 'rule', None)}, in another layer that shares it, but this "
-                f"layer has the rule {rule}; give both the same"
-            )
-
-    def restart_memory(self, num_pixels: int) -> None:
-        """Gives the gate a new memory for another number of pixels, if it has one."""
-        if self.memory is not None:
-            self.memory = self.memory.on_grid_of(num_pixels)
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs

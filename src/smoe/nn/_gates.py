@@ -483,7 +483,6 @@ class CoarseGate(SpatialGate):
         if len(grid) != len(self.grid):
             raise ValueError(f"the gate has {len(self.grid)} axes, but the new grid is {grid}")
         self.grid = grid
-        self.restart_memory(torch.Size(grid).numel())
 
     def reset_parameters(self) -> None:
         """Draws the scores anew."""

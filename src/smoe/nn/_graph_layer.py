@@ -339,11 +339,6 @@ class GraphMoE(FilterBank):
                 f"node_id must be ({num_given},), int64, a number for each node of x, got {node_id.dtype} of shape "
                 f"{tuple(node_id.shape)}"
             )
-        if self.gate.memory is not None:
-            raise ValueError(
-                f"the rule {self.rule} remembers all nodes of a pass and cannot learn from some of them (node_id); use "
-                "rc or straight_through"
-            )
         if node_id.device.type == "cpu" and not torch.compiler.is_compiling() and len(node_id):
             low, high = (int(bound) for bound in node_id.aminmax())
             if low < 0 or high >= self.num_nodes:

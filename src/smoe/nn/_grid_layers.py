@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank, resolve_default_rule
+from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import PixelEmbedding
 from smoe.nn._routed_layer import (
@@ -226,13 +226,11 @@ class GridMoE(FilterBank):
         num_axes = len(cls._axes)
         if not isinstance(conv, (_ConvNd, GridConv2d)) or conv.weight.ndim != num_axes + 2:
             raise TypeError(f"{cls.__name__}.from_conv takes an nn.Conv{num_axes}d, got a {type(conv).__name__}")
-        orders = resolve_default_rule(rule, None, None).orders if gate is None else (gate.order,)
         filters = conv_filters(conv)
-        if len(filters) > 1 and "families" not in orders:
-            culprit = f"the rule {rule}" if gate is None else f"the {type(gate).__name__}"
+        if len(filters) > 1 and gate is not None and gate.order != "families":
             raise ValueError(
-                f"from_conv keeps the channels of a convolution by families of candidates, but {culprit} has the "
-                f"order {orders[0]!r}: give a rule that works with families, or a gate with order='families'"
+                "from_conv keeps the channels of a convolution by families of candidates, but the "
+                f"{type(gate).__name__} has the order {gate.order!r}: give a gate with order='families'"
             )
         num_experts, num_selected, options = as_bank(
             len(filters),

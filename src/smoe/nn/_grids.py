@@ -7,7 +7,6 @@ The published recipe trains on crops of 176 pixels and evaluates at 224: gates a
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
@@ -147,7 +146,6 @@ def _resize_gate(
         return
     elif isinstance(gate, TensorGate):
         gate.replace_numbers("scores", resize(gate.scores))
-        gate.restart_memory(math.prod(grid))
     elif isinstance(gate, FactorisedGate):
         # Gates may share the embedding; the first one resizes it.
         gate.embedding.resize(resize)
@@ -233,7 +231,6 @@ def transfer_gate(
         order.hashes.zero_()
         if new_coordinates.ndim == 2:
             node_order_of(copied).note_coordinates(new_coordinates)
-    copied.restart_memory(len(new))
     return copied
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
-from smoe.nn._gate import SpatialGate
 from smoe.nn._shared_parameters import Memory
 from smoe.ops._classification import train_routing
 from smoe.ops._routing import Routing, weigh
@@ -57,8 +56,7 @@ class Step(NamedTuple):
 class Learner(Memory):
     """Trains the gate of a layer within the layer's own forward and backward passes.
 
-    A learner belongs to one layer and works on one `Step` at a time. State that layers share with a gate is a `Memory`
-    of the gate.
+    A learner belongs to one layer and works on one `Step` at a time.
 
     Args:
         rule: Rule that made the learner.
@@ -87,11 +85,6 @@ class Learner(Memory):
 
     def continue_from(self, previous: Learner) -> None:
         """Takes over what the learner of the rule before has counted, if it means the same here: nothing by default."""
-
-    def make_memory(self, gate: SpatialGate) -> Memory | None:
-        """Makes the memory that all layers with this rule share through their gate; None if the rule needs none."""
-        del gate
-        return None
 
     def after_step(self, layer: RoutedLayer, *, is_taken: bool) -> None:
         """Called when the optimiser of the layer has stepped, of a gate that takes steps of its own.

@@ -32,7 +32,7 @@ class SpatialMoE(RoutedLayer):
         weighted: Multiply the experts' outputs by their scores.
         order: Order of the output channels: `families`, `score`, or `index` for ascending expert numbers; None for that
             of the rule. A gate that is given has its own.
-        rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"probe(window=4)"`.
+        rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"rc(weight=0.1)"`.
         damping: Damping of the error of wrongly selected experts: a `smoe.rules.Damping` or a factor. If None, use that
             of the rule; only the paper's presets have one.
 

@@ -127,12 +127,6 @@ class RoutedLayer(nn.Module, ABC):
         self._is_loss_tracked = False
         self._last_routing: Routing | None = None
         rule = resolve_rule(rule)
-        known = getattr(gate.memory, "rule", None)
-        if known is not None and rule.learner == known.learner and rule != known:
-            raise ValueError(
-                f"layers that share a gate decide together: this one is to have the rule {rule}, another has {known}; "
-                "give all of them the same"
-            )
         self._damping = resolve_damping(damping)
         self._learner: Learner = make_learner(rule, self)
         self._settle_damping()

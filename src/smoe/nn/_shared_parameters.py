@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -95,16 +95,7 @@ class Memory(nn.Module):
         """Forgets everything."""
         for buffer in self.buffers(recurse=False):
             buffer.zero_()
-        self.start_from(dict.fromkeys(self.counters, 0))
-
-    def start_from(self, counters: dict[str, int]) -> None:
-        """Sets the counters; state that is not saved ends."""
-        self.counters = counters
-
-    def on_grid_of(self, num_pixels: int) -> Self:
-        """A new memory for another number of pixels; this one, if its buffers do not depend on it."""
-        del num_pixels
-        return self
+        self.counters = dict.fromkeys(self.counters, 0)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -131,7 +122,7 @@ class Memory(nn.Module):
             self.restart()
             return
         counters = given.pop("counters").tolist() if self.counters else []
-        self.start_from(dict(zip(self.counters, counters, strict=True)))
+        self.counters = dict(zip(self.counters, counters, strict=True))
         is_assigned = local_metadata.get("assign_to_params_buffers", False)
         with torch.no_grad():
             for name, buffer in own.items():

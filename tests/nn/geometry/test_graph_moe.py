@@ -238,9 +238,6 @@ def test_bad_arguments():
         GraphMoE.from_experts(C, X, E, num_nodes=3, aggregation="max")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"needs a gate for \(nodes,\), got one for \(2, 3\)"):
         GraphMoE.from_experts(C, X, E, gate=smoe.TensorGate(X, E, (2, 3)))
-    layer = GraphMoE.from_experts(C, X, E, num_nodes=NUM_NODES, rule="probe")
-    with pytest.raises(ValueError, match="remembers all nodes of a pass"):
-        layer(torch.randn(1, C), torch.zeros(2, 0, dtype=torch.int64), node_id=torch.tensor([1]))
 
 
 def test_called_like_a_graph_convolution():

@@ -15,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 from smoe.options import Order
-from smoe.rules import Damping, Probing, RoutingClassification, Rule, resolve_rule
+from smoe.rules import Damping, RoutingClassification, Rule, resolve_rule
 
 GRID = (5, 6)
 RULES: list[Rule] = [
     RoutingClassification.released(),
-    *map(resolve_rule, ("rc", "probe(window=2)", "probe(window=3)", "end_to_end", "frozen")),
+    *map(resolve_rule, ("rc", "end_to_end", "frozen")),
 ]
 PAIRS = list(itertools.pairwise([*RULES, *RULES[::2]]))
 
@@ -65,7 +65,6 @@ def assert_same_state(actual: nn.Module, expected: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    # Probing with another window takes over what was seen: it is the same memory.
     [(first, second) for first, second in PAIRS if type(first) is not type(second)],
     ids=str,
 )
@@ -136,12 +135,8 @@ def test_a_copy_goes_on_alike_and_apart(rule: Rule, duplicate) -> None:
         assert torch.equal(value, before[name]), name
     train(net, 5, seed=2)
     assert_same_state(twin, net)
-    # The copied gate knows the copied learners: the last one that leaves takes the memory along.
-    first, second = layers_of(twin)
-    first.rule = "end_to_end"
-    assert (twin[0].gate.memory is None) == (not isinstance(rule, Probing))
-    second.rule = "end_to_end"
-    assert twin[0].gate.memory is None
+    # The copied gate knows the copied learners.
+    set_rule(twin, "end_to_end")
     assert twin[0].gate.get_parameter("scores").requires_grad
     train(twin, 1)
 
@@ -196,28 +191,25 @@ def test_a_gate_learns_while_one_of_its_layers_trains_it() -> None:
     assert scores.requires_grad
     train(net, 1)
     assert scores.grad is not None and scores.grad.any()
-    second.rule = "probe"
-    assert not scores.requires_grad and first.gate.memory is not None
-    train(net, 1)  # a frozen layer may share the gate of one that probes
     second.rule = "frozen"
-    assert first.gate.memory is None and not scores.requires_grad
+    assert not scores.requires_grad
 
 
 def test_a_gate_that_the_user_froze_is_not_freed_by_a_rule() -> None:
     net = make_net("rc")
     gate = layers_of(net)[0].gate
     gate.requires_grad_(False)
-    for rule in ("frozen", "rc", "probe", "end_to_end"):
+    for rule in ("frozen", "rc", "end_to_end"):
         set_rule(net, rule)
         assert not gate.get_parameter("scores").requires_grad
 
 
 def test_a_layer_that_is_gone_leaves_its_gate_to_others() -> None:
-    net = make_net("probe")
+    net = make_net("frozen")
     gate = layers_of(net)[0].gate
     del net
     layer = smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule="rc")
-    assert gate.memory is None and gate.get_parameter("scores").requires_grad
+    assert gate.get_parameter("scores").requires_grad
     layer(torch.randn(2, 1, *GRID)).square().mean().backward()
     assert gate.get_parameter("scores").grad is not None
 

@@ -38,7 +38,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rc_two_thresholds": ("index", {"rule": "rc", "damping": Damping(0.1, 0.3)}),
     "rc_output_unit": ("score", {"rule": RoutingClassification(tolerance_unit="output")}),
     "rc_weighted": ("families", {"rule": "rc", "weighted": True}),
-    "probe": ("score", {"rule": "probe(window=2)"}),
     "straight_through": ("factorised", {"rule": "straight_through(patience=1)", "bias": True}),
     "straight_through_weighted": ("families", {"rule": "straight_through", "weighted": True}),
     "end_to_end": ("fixed", {"rule": "end_to_end"}),
