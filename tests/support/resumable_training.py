@@ -29,7 +29,6 @@ from smoe_paper.metrics import MeanSquaredError
 BATCH_SIZE, NUM_BATCHES = 4, 60
 PLAN = TrainingPlan(batch_size=BATCH_SIZE, max_epochs=2, device="cpu")
 AVERAGED = replace(PLAN, average_every=2, average_decay=0.9, part_size=1)
-SHARDED = replace(AVERAGED, sharding="full")
 
 
 def make_task(*, noisy: bool) -> Task:
@@ -83,13 +82,8 @@ def run_process(rank: int, num_processes: int, port: int, directory: str) -> Non
     stop_and_resume(folder, PLAN, "noisy")
     assert train(folder / "two-then-one", stop_after=30) == (1, 50)
     train(folder / "one-then-two")
-
-    # Each holds a part of the model: the same results, whoever resumes them.
+    stop_and_resume(folder, AVERAGED, "averaged-noisy")
     train(folder / "averaged", plan=AVERAGED)
-    train(folder / "sharded", plan=SHARDED)
-    stop_and_resume(folder, SHARDED, "sharded-noisy")
-    assert train(folder / "sharded-then-one", stop_after=30, plan=SHARDED) == (1, 50)
-    train(folder / "one-then-sharded", plan=SHARDED)
     leave_processes()
 
 
@@ -98,7 +92,6 @@ def run_one_of_four(rank: int, num_processes: int, port: int, directory: str) ->
     join(rank, num_processes, port)
     folder = Path(directory)
     stop_and_resume(folder, PLAN, "noisy")
-    stop_and_resume(folder, SHARDED, "sharded-noisy")
     assert train(folder / "four-then-one", stop_after=30) == (1, 50)
     leave_processes()
 

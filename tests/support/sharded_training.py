@@ -24,8 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 from smoe.nn import _gate as banded
-from smoe.training.distribution import WeightAverage
-from smoe.training.plan import TrainingPlan
 from smoe_paper.baselines.gates import ConvGate, LinearGate
 
 GRID = (6, 7)
@@ -208,20 +206,16 @@ def run_process(rank: int, num_processes: int, port: int, directory: str, resume
 
 
 def check_case(name: str, case: Case, share: slice, folder: Path) -> None:
-    """A network trains sharded as whole, and so does its moving average."""
+    """A network trains sharded as whole."""
     start, expected, num_whole = make_net(case).state_dict(), {}, 0
     for wrapper, wrap in WRAPPERS.items():
         if wrapper == "own units" and "gate" not in name:
             continue  # layers that share a gate must be one unit
-        plain = make_net(case)
-        average = WeightAverage(plain, TrainingPlan(average_every=1, average_decay=0.9, batch_size=1, max_epochs=1))
-        net = wrap(plain)
-        average.model = average.model if wrapper == "whole" else smoe.nn.shard(average.model)
+        net = wrap(make_net(case))
         if case.compiled:
             net.compile(backend="aot_eager")
         optimizer = train(net, case.shape, share)
-        average.observe(plain, 2, 1)
-        state = {**whole_state(net), **{f"average {key}": v for key, v in whole_state(average.model).items()}}
+        state = whole_state(net)
         if wrapper == "whole":
             expected, num_whole = state, num_stored(net, optimizer)
             learned = [key for key in start if "gate" in key and not torch.equal(expected[key], start[key])]

@@ -82,7 +82,7 @@ def unsharded(model: nn.Module) -> Iterator[None]:
     Args:
         model: Network.
     """
-    units = _sharded_units(model)
+    units: list[Any] = [module for module in model.modules() if is_sharded(module) and hasattr(module, "unshard")]
     for unit in units:
         unit.unshard()
     try:
@@ -90,17 +90,3 @@ def unsharded(model: nn.Module) -> Iterator[None]:
     finally:
         for unit in units:
             unit.reshard()
-
-
-def reshard(model: nn.Module) -> None:
-    """Frees the whole parameters that a forward pass without a backward pass left."""
-    for unit in _sharded_units(model):
-        unit.reshard()
-
-
-def _sharded_units(model: nn.Module) -> list[Any]:
-    if not any(is_sharded(module) for module in model.modules()):
-        return []
-    from torch.distributed.fsdp import FSDPModule
-
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]

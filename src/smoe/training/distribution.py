@@ -1,17 +1,13 @@
-"""The model under training: how processes hold it, its learning rate, the average of its weights.
-
-Each process holds the whole of a model, or a shard of its parameters.
-"""
+"""What processes that train a model together share; its learning rate, and the average of its weights."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -21,10 +17,8 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from smoe.nn._sharding import reshard, shard, unsharded
-from smoe.nn._shared_parameters import local_part
 from smoe.training.plan import TrainingPlan
-from smoe.training.run_directory import CheckpointError, State, load_checkpoint, save_checkpoint
+from smoe.training.run_directory import CheckpointError, State
 from smoe.training.task import Task
 
 Value = TypeVar("Value")
@@ -54,133 +48,6 @@ def leave_processes() -> None:
     gc.collect()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-class Distribution:
-    """A model and its optimiser: all of it in each process, or a shard of every parameter and its state (FSDP2).
-
-    Checkpoints do not depend on it: a run can be resumed with another number of processes and another distribution.
-    `shards` are options of `smoe.nn.shard`; None leaves the model whole, in `DistributedDataParallel` if there are
-    several processes. `model` and `optimizer` are what to call in training.
-    """
-
-    model: Any
-    optimizer: Any
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        shards: dict[str, Any] | None = None,
-    ) -> None:
-        self._accelerator, self._shards = accelerator, shards
-        if shards is None:
-            self.model, self.optimizer = accelerator.prepare(model, optimizer)
-            return
-        from torch.distributed.device_mesh import init_device_mesh
-
-        self._shards = {"mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,)), **shards}
-        # Without DistributedDataParallel: places the model and casts in its forward pass.
-        model = accelerator.prepare_model(model, evaluation_mode=True)
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        if optimizer.state:
-            raise ValueError("the optimiser has made steps before its model was sharded; start with a new one")
-        self.model = self.add(model)
-        parameters = dict(model.named_parameters())
-        for group in optimizer.param_groups:
-            unknown = [tuple(parameter.shape) for parameter in group["params"] if parameter not in names]
-            if unknown:
-                raise ValueError(f"the optimiser has parameters that are not in the model, of shapes {unknown}")
-            group["params"] = [parameters[names[parameter]] for parameter in group["params"]]
-        self.optimizer = accelerator.prepare_optimizer(optimizer)
-
-    @contextmanager
-    def without_sum(self) -> Iterator[None]:
-        """While active, do not sum gradients over processes: for all parts of a batch but the last."""
-        if self._shards is None:
-            with self._accelerator.no_sync(self.model):
-                yield
-            return
-        self.model.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            self.model.set_requires_gradient_sync(True)
-
-    def whole(self, model: nn.Module) -> AbstractContextManager[None]:
-        """While active, parameters are whole, so that parts of a model can be used without a pass through it."""
-        return nullcontext() if self._shards is None else unsharded(model)
-
-    def add(self, model: nn.Module) -> nn.Module:
-        """Distribute another model, with parameters like those of the first."""
-        return model if self._shards is None else shard(model, **self._shards)
-
-    def save(self, path: Path, state: State) -> None:
-        """Write a checkpoint, whole or not at all, by process 0. All processes must call it, and raise its error."""
-        if self._shards is not None:
-            state = _gathered(state, keep=self._accelerator.is_main_process)
-        by_first(self._accelerator, lambda: save_checkpoint(path, state, make_folder=False))
-
-    def read(self, path: Path) -> State:
-        """Read a checkpoint of any distribution. All processes must call it, and raise its error.
-
-        Process 0 reads: the others need not see its file system, and never see an older file.
-        """
-        return by_first(self._accelerator, lambda: load_checkpoint(path))
-
-    def whole_state_of(self, model: nn.Module) -> State:
-        """Return the whole state of a model, in all processes. All processes must call it."""
-        return model.state_dict() if self._shards is None else _gathered(model.state_dict())
-
-    def load(self, model: nn.Module, state: State) -> None:
-        """Load a whole state, of which each process takes its part."""
-        if self._shards is not None:
-            own = model.state_dict()
-            state = {name: _shard_like(value, own.get(name)) for name, value in state.items()}
-        model.load_state_dict(state)
-
-    def load_optimizer(self, state: State) -> None:
-        if self._shards is not None:
-            parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-            parts = {
-                number: {name: _shard_like(value, parameters[number]) for name, value in kept.items()}
-                for number, kept in state["state"].items()
-            }
-            state = {**state, "state": parts}
-        self.optimizer.load_state_dict(state)
-
-    def end_evaluation(self, model: nn.Module) -> None:
-        """Free the whole parameters that a pass without gradients leaves."""
-        if self._shards is not None:
-            reshard(model)
-
-
-def _gathered(value: Any, *, keep: bool = True) -> Any:
-    """A state with whole tensors on the CPU; a process that does not keep them takes part in gathering them."""
-    from torch.distributed.tensor import DTensor
-
-    if isinstance(value, dict):
-        return {key: _gathered(part, keep=keep) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_gathered(part, keep=keep) for part in value)
-    if not isinstance(value, Tensor):
-        return value
-    whole = value.full_tensor() if isinstance(value, DTensor) else value
-    return whole.cpu() if keep else None
-
-
-def _shard_like(values: Any, own: object) -> Any:
-    """A whole tensor as this process holds its own: a part of it, or all; counts of steps are no such tensors."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(own, DTensor) or not isinstance(values, Tensor) or values.ndim == 0:
-        return values
-    if values.shape != own.shape:
-        raise ValueError(f"a tensor has the shape {tuple(values.shape)}, but {tuple(own.shape)} is expected")
-    # Every process has the whole tensor: nothing is sent.
-    values = values.to(own.device_mesh.device_type)
-    return distribute_tensor(values, own.device_mesh, own.placements, src_data_rank=None)
 
 
 def by_first(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
@@ -299,8 +166,8 @@ class WeightAverage:
         """Take in the weights after step `num_steps` of an epoch, if it is time."""
         if (num_steps - 1) % self._every:
             return
-        new = dict(_tensors(model))
-        pairs = [(value, new[name]) for name, value in _tensors(self.model) if name in new]
+        new, own = (dict(chain(each.named_parameters(), each.named_buffers())) for each in (model, self.model))
+        pairs = [(value, new[name]) for name, value in own.items() if name in new]
         for average, value in pairs:
             if not self.has_begun or not average.is_floating_point():
                 average.copy_(value)
@@ -309,13 +176,6 @@ class WeightAverage:
             torch._foreach_lerp_([average for average, _ in pairs], [value for _, value in pairs], self._share)
         # The first update after the warm-up copies the weights.
         self.has_begun = epoch > self._num_warmup_epochs
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers; of a sharded parameter, the part of this process."""
-    for name, parameter in model.named_parameters():
-        yield name, local_part(parameter)
-    yield from model.named_buffers()
 
 
 def rescaled_decay(plan: TrainingPlan) -> float:
@@ -327,15 +187,14 @@ def rescaled_decay(plan: TrainingPlan) -> float:
 class EvaluatedModel:
     """Makes the model to evaluate from the one that trains.
 
-    Must be made before the model is distributed: a wrapped forward, copied, would still call the original.
+    Must be made before the model is wrapped: a wrapped forward, copied, would still call the original.
     """
 
     def __init__(self, task: Task, plan: TrainingPlan, accelerator: Accelerator) -> None:
         self._task, self._accelerator = task, accelerator
         device = accelerator.device
         self.average = None if plan.average_every is None else WeightAverage(task.model.to(device), plan)
-        # A model for another grid is made from a whole one.
-        needs_twin = task.for_evaluation is not None and (self.average is None or plan.sharding == "full")
+        needs_twin = task.for_evaluation is not None and self.average is None
         self._twin = copy.deepcopy(task.model).to(device) if needs_twin else None
 
     @property
@@ -343,20 +202,16 @@ class EvaluatedModel:
         """The model whose weights are stored as the best: the average, or the one that trains."""
         return self._task.model if self.average is None else self.average.model
 
-    def distribute(self, distribution: Distribution) -> None:
-        if self.average is not None:
-            self.average.model = distribution.add(self.average.model)
-
-    def get(self, distribution: Distribution) -> nn.Module:
-        """Return the model to evaluate. Every process must call this method."""
+    def get(self, wrapped: nn.Module) -> nn.Module:
+        """Return the model to evaluate, where `wrapped` trains. Every process must call this method."""
         weights = self.weights
         if self._accelerator.num_processes > 1:
             # The processes differ in buffers such as running means.
             for buffer in weights.buffers():
                 torch.distributed.broadcast(buffer, src=0)
         if self._task.for_evaluation is None:
-            return distribution.model if self.average is None else weights
+            return wrapped if self.average is None else weights
         if self._twin is None:
             return self._task.for_evaluation(weights)
-        self._twin.load_state_dict(distribution.whole_state_of(weights))
+        self._twin.load_state_dict(weights.state_dict())
         return self._task.for_evaluation(self._twin)

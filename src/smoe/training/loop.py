@@ -17,9 +17,7 @@ from smoe.diagnostics import RoutingGain, RoutingWatch, routing_gains
 from smoe.errors import Interrupted, Interruption
 from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
-from smoe.nn._shared_parameters import local_part
 from smoe.training.distribution import (
-    Distribution,
     EvaluatedModel,
     by_first,
     gather_process_states,
@@ -29,7 +27,15 @@ from smoe.training.distribution import (
 )
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
 from smoe.training.progress import Reporter
-from smoe.training.run_directory import CheckpointError, Record, RunDirectory, RunError
+from smoe.training.run_directory import (
+    CheckpointError,
+    Record,
+    RunDirectory,
+    RunError,
+    State,
+    load_checkpoint,
+    save_checkpoint,
+)
 from smoe.training.task import (
     Batch,
     MeanLoss,
@@ -90,14 +96,8 @@ class Loop:
         self.accelerator = make_accelerator(plan)
         self.evaluated = EvaluatedModel(task, plan, self.accelerator)
         self.average = self.evaluated.average
-        # An auxiliary loss reads the scores of the gates between the forward and the backward pass.
-        shards = {"reshard_after_forward": task.auxiliary_loss is None}
-        is_sharded = plan.sharding == "full" and self.accelerator.num_processes > 1
-        self.distribution = Distribution(self.accelerator, task.model, task.optimizer, shards if is_sharded else None)
-        self.evaluated.distribute(self.distribution)
-        with self.distribution.whole(task.model):
-            self.watch = RoutingWatch(task.model, task.regions)
-        self.model, self.optimizer = self.distribution.model, self.distribution.optimizer
+        self.model, self.optimizer = self.accelerator.prepare(task.model, task.optimizer)
+        self.watch = RoutingWatch(task.model, task.regions)
         # accelerate's own step looks for a package on the disk each time, and its zero_grad at a signature, which takes
         # a small model as long as its forward pass. Only a loss scaler, or an XLA device, needs what it does besides.
         is_plain = self.accelerator.scaler is None and self.accelerator.device.type in ("cpu", "cuda")
@@ -153,12 +153,11 @@ class Loop:
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Return the metrics of the model, or of the average of its weights, on a split, named `split/metric`."""
-        task, plan, model = self.task, self.plan, self.evaluated.get(self.distribution)
+        task, plan, model = self.task, self.plan, self.evaluated.get(self.model)
         data = task.splits[split], self.metrics, task.collate, plan.evaluation_batch_size, plan.num_workers
         # What accelerate has wrapped casts by itself.
         with nullcontext() if model is self.model else self.accelerator.autocast():
             values = evaluate(self.accelerator, model, *data)
-        self.distribution.end_evaluation(model)
         return {f"{split}/{name}": value for name, value in values.items()}
 
     def _train_epoch(self, interruption: Interruption) -> Batch | None:
@@ -181,7 +180,7 @@ class Loop:
             num_done += 1
             is_whole = num_done % num_parts == 0
             # The processes add up their gradients once for each batch.
-            with nullcontext() if is_whole else self.distribution.without_sum():
+            with nullcontext() if is_whole else self.accelerator.no_sync(self.model):
                 loss = task.loss(self.model(input), target)
                 if task.auxiliary_loss is not None:
                     loss = loss + task.auxiliary_loss(self.model)
@@ -272,7 +271,7 @@ class Loop:
         self.reporter.end_epoch(record, is_best=is_best)
         if is_best:
             best = {"model": self.evaluated.weights.state_dict(), "epoch": state.epoch, "record": record}
-            self.distribution.save(self.run.best_checkpoint, best)
+            self._write(self.run.best_checkpoint, best)
         reason = state.stopping.reason(state.epoch)
         if reason is not None:
             self._finish(reason)
@@ -289,11 +288,9 @@ class Loop:
     def _routing_record(self, batch: Batch) -> dict[str, float]:
         """The values `routing/...` of an epoch over all processes, which must all call it; none without gates."""
         model = self.task.model
-        with self.distribution.whole(model):
-            values = self.watch.observe(model)
+        values = self.watch.observe(model)
         with self.accelerator.autocast():
             measured = self.watch.measure(model, self.task.loss, *batch)
-        self.distribution.end_evaluation(model)
         if not measured:
             return values
         numbers = torch.tensor(list(measured.values()), dtype=torch.float64, device=self.accelerator.device)
@@ -314,7 +311,6 @@ class Loop:
         ((input, target),) = load_batches(samples, [chosen], task.collate, self.accelerator.device)
         with self.accelerator.autocast():
             gains = routing_gains(model, task.loss, input, target)
-        self.distribution.end_evaluation(model)
         if num_processes == 1 or not gains:
             return gains
         # Sums of samples, losses and squared differences of the losses.
@@ -338,7 +334,7 @@ class Loop:
         state, weights = self.state, self.evaluated.weights
         trained = {name: value.clone() for name, value in weights.state_dict().items()}
         self._load_best()
-        model = self.evaluated.get(self.distribution)
+        model = self.evaluated.get(self.model)
         # A wrapper such as DistributedDataParallel expects a whole backward pass after each pass with gradients.
         model = self.task.model if model is self.model else model
         gains = self._routing_gains(model)
@@ -358,11 +354,19 @@ class Loop:
         state.is_finished = True
         self.reporter.notify(f"stopped after epoch {state.epoch}: {reason}")
 
+    def _write(self, path: Path, state: State) -> None:
+        """Write a checkpoint, whole or not at all, by process 0; all processes raise its error."""
+        by_first(self.accelerator, lambda: save_checkpoint(path, state, make_folder=False))
+
+    def _read(self, path: Path) -> State:
+        """Read a checkpoint by process 0: the others need not see its file system, and never see an older file."""
+        return by_first(self.accelerator, lambda: load_checkpoint(path))
+
     def _save(self) -> None:
         """Store all that a resumed run needs."""
         state, scaler, average = self.state, self.accelerator.scaler, self.average
         averaged = average and {"model": average.model.state_dict(), "has_begun": average.has_begun}
-        self.distribution.save(
+        self._write(
             self.run.last_checkpoint,
             {
                 "model": self.task.model.state_dict(),
@@ -387,13 +391,13 @@ class Loop:
     def _restore(self) -> None:
         """Continue from the stored state, by a plan that may have more epochs than the run had."""
         state, plan, scaler = self.state, self.plan, self.accelerator.scaler
-        stored = self.distribution.read(self.run.last_checkpoint)
+        stored = self._read(self.run.last_checkpoint)
         with self._of_this_run(self.run.last_checkpoint):
-            self.distribution.load(self.task.model, stored["model"])
-            self.distribution.load_optimizer(stored["optimizer"])
+            self.task.model.load_state_dict(stored["model"])
+            self.optimizer.load_state_dict(stored["optimizer"])
             self.schedule.load_state_dict(stored["scheduler"])
             if self.average is not None:
-                self.distribution.load(self.average.model, stored["average"]["model"])
+                self.average.model.load_state_dict(stored["average"]["model"])
                 self.average.has_begun = stored["average"]["has_begun"]
             if scaler is not None and stored["scaler"] is not None:
                 scaler.load_state_dict(stored["scaler"])
@@ -420,9 +424,9 @@ class Loop:
     def _load_best(self) -> None:
         """Give all processes the best weights; without an epoch that had a finite value, the weights stay."""
         if self.state.stopping.best is not None:
-            stored = self.distribution.read(self.run.best_checkpoint)
+            stored = self._read(self.run.best_checkpoint)
             with self._of_this_run(self.run.best_checkpoint):
-                self.distribution.load(self.evaluated.weights, stored["model"])
+                self.evaluated.weights.load_state_dict(stored["model"])
 
     @contextmanager
     def _of_this_run(self, path: Path) -> Iterator[None]:
@@ -454,7 +458,7 @@ class Loop:
 
 
 def _all_finite(values: list[Tensor]) -> bool:
-    numbers = [local_part(value.detach()) for value in values if value.is_floating_point() or value.is_complex()]
+    numbers = [value.detach() for value in values if value.is_floating_point() or value.is_complex()]
     # One value is read on the host, and not one for each tensor.
     flags = [value.isfinite().all() for value in numbers]
     return not flags or bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())

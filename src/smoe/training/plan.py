@@ -49,8 +49,6 @@ class TrainingPlan:
         device: `auto` uses an accelerator if there is one.
         num_threads: Torch's threads on a CPU; None keeps torch's choice.
         num_workers: Processes that read batches ahead of the model; 0: the training process reads them.
-        sharding: `none`: each process holds the whole model. `full`: each holds a part of every parameter, of its
-            gradient and of its optimiser state (FSDP2), which takes less memory and sends more.
     """
 
     batch_size: int = 32
@@ -74,7 +72,6 @@ class TrainingPlan:
     device: Literal["auto", "cpu"] = "auto"
     num_threads: int | None = None
     num_workers: int = 0
-    sharding: Literal["none", "full"] = "none"
 
     def __post_init__(self) -> None:
         for names, lowest in (
@@ -101,7 +98,7 @@ class TrainingPlan:
 
 def resumable_fields(plan: TrainingPlan) -> frozenset[str]:
     """Return the fields of a recipe that a resumed run may change, because they do not change what was computed."""
-    names = {"evaluation_batch_size", "num_threads", "num_workers", "device", "sharding"}
+    names = {"evaluation_batch_size", "num_threads", "num_workers", "device"}
     if plan.schedule == "plateau" and plan.average_every is None:
         # Otherwise the schedule, or the average of the weights, depends on it.
         names.add("max_epochs")

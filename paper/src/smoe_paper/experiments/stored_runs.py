@@ -15,7 +15,7 @@ from smoe_paper.experiments.recipe import Recipe
 DATA_PLACES = ("cache_dir", "store", "root")
 
 # Fields that change where and how fast a run computes, but not what it computes.
-WITHOUT_EFFECT = frozenset({*DATA_PLACES, "device", "num_threads", "num_workers", "evaluation_batch_size", "sharding"})
+WITHOUT_EFFECT = frozenset({*DATA_PLACES, "device", "num_threads", "num_workers", "evaluation_batch_size"})
 
 Plain = dict[str, Any]
 
