@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.flop_counter import FlopCounterMode
 
 import smoe
@@ -72,6 +77,61 @@ def test_onnx_without_a_detour(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
     (found,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), net(X).detach(), rtol=1e-4, atol=1e-5)
+
+
+def loss_of(net: nn.Module) -> torch.Tensor:
+    return F.mse_loss(net(X), X.mean(dim=1, keepdim=True) * torch.linspace(-1.0, 1.0, 8))
+
+
+def some_steps(net: nn.Module) -> Iterator[None]:
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        optimizer.step()
+        yield
+
+
+def small_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(smoe.SpatialMoE2d(3, 4, spatial_shape=(8, 8)), smoe.SpatialMoE2d(4, 1, spatial_shape=(8, 8)))
+
+
+@pytest.mark.parametrize("options", [{}, {"multi_avg_fn": get_ema_multi_avg_fn(0.5), "use_buffers": True}])
+def test_averaged_models_see_their_gate(options: dict[str, Any]) -> None:
+    net = small_net()
+    averaged = AveragedModel(net, **options).eval()
+    for _ in some_steps(net):
+        averaged.update_parameters(net)
+        averaged(X)  # evaluation keeps what it computed from the gate
+    fresh = small_net().eval()
+    fresh.load_state_dict(averaged.module.state_dict())
+    assert torch.equal(fresh(X), averaged(X))
+    assert not torch.equal(fresh(X), net.eval()(X))
+
+
+def test_pruned_and_normalised_experts() -> None:
+    net = small_net()
+    prune.l1_unstructured(net[0], "weight", 0.5)
+    spectral_norm(net[1])
+    for _ in some_steps(net):
+        assert float((cast(torch.Tensor, net[0].weight) == 0.0).float().mean()) == 0.5
+    size = torch.linalg.matrix_norm(cast(torch.Tensor, net[1].weight).detach().flatten(1), 2)
+    assert float(size) == pytest.approx(1.0, abs=0.2)
+    before = net.eval()(X)
+    prune.remove(net[0], "weight")
+    torch.testing.assert_close(net(X), before)
+
+
+def test_accelerate_trains_as_a_loop_does() -> None:
+    net, twin = small_net(), small_net()
+    accelerator = Accelerator(cpu=True)
+    wrapped, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=1e-2))
+    for _ in some_steps(twin):
+        optimizer.zero_grad()
+        accelerator.backward(loss_of(wrapped))
+        optimizer.step()
+    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in net.state_dict().items())
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -1,14 +1,13 @@
 """Networks of other packages, converted: what is converted, what is left and why, and that nothing else changes.
 
-They need an environment of their own (`make zoo`), and are skipped without it. torchvision's wheel is built for CUDA
-and, beside the CPU build of torch, misses operators that it describes when it is imported: stubs stand for them.
+They need an environment of their own (`make zoo`), and are skipped without it.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,28 +15,21 @@ import torch
 from torch import nn
 
 import smoe
+from other_packages import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-_STUBS: list[torch.library.Library] = []
 HEAD = "its input has no positions: it is not (B, *positions, C)"
 POINT = "its output has one place only"
+ROWS = "its rows are not the nodes"
 UNUSED = "no batch (B, C, *grid) of the example input reached it"
-
-
-def load(package: str) -> Any:
-    if not _STUBS:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _STUBS.append(library)
-    return pytest.importorskip(package, reason="make zoo installs it", exc_type=ImportError)
 
 
 class Entry(NamedTuple):
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] = (2, 3, 64, 64)
     reasons: tuple[str, ...] = ()
+    more: tuple[torch.Tensor, ...] = ()  # what it takes besides
 
 
 def vision(name: str, *reasons: str, shape: tuple[int, ...] = (2, 3, 64, 64), **options: Any) -> Entry:
@@ -69,6 +61,52 @@ def monai(kind: str, num_axes: int, **options: Any) -> Entry:
     return Entry(make, (1, 1, *(16,) * 3) if num_axes == 3 else (1, 1, 32, 32))
 
 
+def operator(package: str, kind: str, **options: Any) -> Entry:
+    """A neural operator on a grid of the sphere."""
+
+    def make() -> nn.Module:
+        load("torchvision")  # with its stubs
+        load(package.partition(".")[0])
+        return getattr(importlib.import_module(package), kind)(**options)
+
+    return Entry(make, (2, 3, 16, 32))
+
+
+def diffusers(kind: str, *reasons: str, more: tuple[torch.Tensor, ...] = (), **options: Any) -> Entry:
+    def make() -> nn.Module:
+        load("torchvision")  # with its stubs
+        return getattr(load("diffusers"), kind)(norm_num_groups=4, **options)
+
+    return Entry(make, (2, options.get("in_channels", 3), 16, 16), reasons, more)
+
+
+def transformers(kind: str, *reasons: str, size: int = 64, **options: Any) -> Entry:
+    def make() -> nn.Module:
+        load("torchvision")  # with its stubs
+        package = load("transformers")
+        base = kind.removesuffix("Model").removesuffix("ForSemanticSegmentation")
+        return getattr(package, kind)(getattr(package, f"{base}Config")(**options))
+
+    return Entry(make, (2, 3, size, size), reasons)
+
+
+def graph(kind: str, *reasons: str, **options: Any) -> Entry:
+    """A network of torch_geometric on a ring."""
+    nodes = torch.arange(40)
+    edges = torch.stack([nodes, (nodes + 1) % 40])
+
+    def make() -> nn.Module:
+        load("torch_geometric")
+        models = importlib.import_module("torch_geometric.nn.models")
+        return getattr(models, kind)(3, 8, 2, 4, **options)
+
+    return Entry(make, (40, 3), reasons, (torch.cat([edges, edges.flip(0)], dim=1),))
+
+
+CHANNELS: dict[str, Any] = {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
+TOKENS: dict[str, Any] = {"num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32}
+FOURIER: dict[str, Any] = {"n_modes": (8, 16), "in_channels": 3, "out_channels": 2, "hidden_channels": 16}
+SPHERE: dict[str, Any] = {"img_size": (16, 32), "in_chans": 3, "out_chans": 2, "embed_dim": 16, "scale_factor": 1}
 PYRAMID = {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2], "filters": [4, 8, 16]}
 ZOO: dict[str, Entry] = {
     "resnet18": vision("resnet18", HEAD),
@@ -112,13 +150,45 @@ ZOO: dict[str, Entry] = {
     "monai SegResNet": monai("SegResNet", 2, init_filters=8),
     "monai BasicUNet": monai("BasicUNet", 2, features=(8, 8, 16, 16, 32, 8)),
     "monai AttentionUnet": monai("AttentionUnet", 2, channels=(8, 16, 32), strides=(2, 2)),
+    "diffusers UNet2DModel": diffusers(
+        "UNet2DModel",
+        HEAD,
+        more=(torch.tensor(3),),
+        block_out_channels=(8, 16),
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=8,
+    ),
+    "diffusers AutoencoderKL": diffusers(
+        "AutoencoderKL",
+        block_out_channels=(8, 16),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+    ),
+    "transformers Segformer": transformers("SegformerForSemanticSegmentation", **CHANNELS, decoder_hidden_size=16),
+    "transformers ConvNext": transformers("ConvNextModel", **CHANNELS),
+    "transformers ViT": transformers("ViTModel", HEAD, size=32, image_size=32, patch_size=8, **TOKENS),
+    "transformers Swinv2": transformers(
+        "Swinv2Model", size=32, image_size=32, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4
+    ),
+    "neuraloperator FNO": operator("neuralop.models", "FNO", **FOURIER),
+    "neuraloperator TFNO": operator("neuralop.models", "TFNO", **FOURIER),
+    "neuraloperator SFNO": operator("neuralop.models", "SFNO", **FOURIER),
+    "torch-harmonics SFNO": operator("torch_harmonics.examples.models", "SphericalFourierNeuralOperator", **SPHERE),
+    "torch-harmonics LSNO": operator("torch_harmonics.examples.models", "LocalSphericalNeuralOperator", **SPHERE),
+    "PyG GCN": graph("GCN"),
+    "PyG GraphSAGE": graph("GraphSAGE"),
+    "PyG GIN": graph("GIN"),
+    "PyG GAT": graph("GAT"),
+    "PyG PNA": graph("PNA", ROWS, aggregators=["mean", "max"], scalers=["identity"], deg=torch.tensor([0, 0, 40])),
 }
 
 
 def tensors(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, dict):
-        return [part for each in output.values() for part in tensors(each)]
-    return [output] if isinstance(output, torch.Tensor) else [part for each in output for part in tensors(each)]
+    if isinstance(output, torch.Tensor):
+        return [output]
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return [part for each in values for part in tensors(each)]
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -126,16 +196,18 @@ def test_every_layer_is_converted_or_has_a_reason(name: str) -> None:
     torch.manual_seed(0)
     entry = ZOO[name]
     net, x = entry.make().eval(), torch.randn(entry.shape)
-    plan = smoe.plan_conversion(net, example_input=x, kernel_size=None, linear=True)
+    example = (x, *entry.more) if entry.more else x
+    plan = smoe.plan_conversion(net, example_input=example, kernel_size=None, linear=True)
     left = {layer: reason for layer, reason in plan.left.items() if reason not in entry.reasons}
     assert plan.changes and not left
     # convert compares what both networks compute, in evaluation and in training.
-    converted = smoe.convert(net, example_input=x, kernel_size=None, linear=True).eval()
+    converted = smoe.convert(net, example_input=example, kernel_size=None, linear=True).eval()
     with torch.no_grad():
-        for old, new in zip(tensors(net(x)), tensors(converted(x)), strict=True):
+        for old, new in zip(tensors(net(x, *entry.more)), tensors(converted(x, *entry.more)), strict=True):
             assert float((old - new).abs().max()) <= 1e-4 * float(old.abs().max())
     copy.deepcopy(converted).load_state_dict(converted.state_dict())
-    sum(part.square().mean() for part in tensors(converted.train()(x.repeat(2, *(1,) * (x.ndim - 1))))).backward()  # type: ignore[union-attr]
+    batch = x.repeat(2, *(1,) * (x.ndim - 1)) if x.ndim > 2 else x
+    sum(part.square().mean() for part in tensors(converted.train()(batch, *entry.more))).backward()  # type: ignore[union-attr]
     layers = [module for module in converted.modules() if isinstance(module, smoe.nn.RoutedLayer)]
     assert len(layers) == len(plan.changes)
     assert all(layer.weight.grad is not None for layer in layers)

@@ -43,6 +43,8 @@ GRID_CONVOLUTIONS = (
     GridConv2d,
 )
 GRAPH_CONVOLUTIONS = ("GCNConv", "SAGEConv", "GraphConv")
+_NO_POSITIONS = "its input has no positions: it is not (B, *positions, C)"
+_NOT_NODES = "its rows are not the nodes"
 _NOT_REACHED = "no batch (B, C, *grid) of the example input reached it"
 
 
@@ -52,9 +54,22 @@ def is_graph_convolution(module: nn.Module) -> bool:
     return kind.__module__.startswith("torch_geometric.nn.conv.") and kind.__name__ in GRAPH_CONVOLUTIONS
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, of torch or of torch_geometric."""
+    kind = type(module)
+    is_of_graphs = kind.__module__ == "torch_geometric.nn.dense.linear" and kind.__name__ == "Linear"
+    return isinstance(module, nn.Linear) or is_of_graphs
+
+
 def is_convertible(module: nn.Module) -> bool:
     """Whether a module is of a kind that has an SMoE counterpart."""
-    return isinstance(module, (*GRID_CONVOLUTIONS, nn.Linear)) or is_graph_convolution(module)
+    return isinstance(module, GRID_CONVOLUTIONS) or is_linear(module) or is_graph_convolution(module)
+
+
+def linear_maps_of_nodes(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """The graph convolution that has no counterpart itself, by each linear layer in it, as those of GIN and GAT."""
+    others = [module for module in model.modules() if _is_other_graph_convolution(module)]
+    return {part: other for other in others for part in other.modules() if is_linear(part)}
 
 
 def kernel_of(module: nn.Module) -> tuple[int, ...] | None:
@@ -62,14 +77,16 @@ def kernel_of(module: nn.Module) -> tuple[int, ...] | None:
     return tuple(module.kernel_size) if isinstance(module, GRID_CONVOLUTIONS) else None
 
 
-def grid_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> tuple[int, ...] | str:
+def grid_of(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object, num_nodes: int | None = None
+) -> tuple[int, ...] | str:
     """Grid of the output of a call, or its number of nodes; if a layer in its place could not take the call, why."""
     if not isinstance(output, torch.Tensor):
         return f"it returns a {type(output).__name__}"
     kernel = kernel_of(module)
-    if isinstance(module, nn.Linear):
+    if is_linear(module):
         if output.ndim < 3:
-            return "its input has no positions: it is not (B, *positions, C)"
+            return _NO_POSITIONS if num_nodes is None else (num_nodes,) if len(output) == num_nodes else _NOT_NODES
         grid = (output.shape[1:-1].numel(),)
     elif kernel is None:
         names = ("x", "edge_index", "size" if type(module).__name__ == "SAGEConv" else "edge_weight", "size")
@@ -97,8 +114,8 @@ def filters_of(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
     if isinstance(module, GRID_CONVOLUTIONS):
         return conv_filters(module), module.bias
     part = cast(Any, module)
-    if isinstance(module, nn.Linear):
-        return module.weight[:, :, None], module.bias
+    if is_linear(module):
+        return part.weight[:, :, None], part.bias
     if type(module).__name__ == "GCNConv":
         return part.lin.weight, part.bias
     if type(module).__name__ == "SAGEConv":
@@ -129,7 +146,7 @@ def why_not_possible(module: nn.Module) -> str | None:
     reason = _why_no_graph_layer(module) if is_graph_convolution(module) else None
     if reason is not None:
         return reason
-    weight = module.weight if isinstance(module, (*GRID_CONVOLUTIONS, nn.Linear)) else filters_of(module)[0]
+    weight = filters_of(module)[0] if is_graph_convolution(module) else cast(torch.Tensor, module.weight)
     if not is_weight_normed(module) and type(weight) not in (torch.Tensor, nn.Parameter):
         return f"its filters are a {type(weight).__name__}"
     if not weight.is_floating_point():
@@ -182,8 +199,8 @@ def make_layer(
         options["bias"] = False
     numbers = (num_experts, num_selected)
     layer: FilterBank
-    if isinstance(module, nn.Linear):
-        layer = TokenMoE.from_experts(module.in_features, *numbers, 1, **options)
+    if is_linear(module):
+        layer = TokenMoE.from_experts(weight.shape[1], *numbers, 1, **options)
     elif isinstance(module, GRID_CONVOLUTIONS):
         kind = (SpatialMoE1d, SpatialMoE2d, SpatialMoE3d)[weight.ndim - 3]
         grid_options = {**conv_arguments(module), **options}
@@ -310,12 +327,13 @@ def plan_conversion(
     _check_num_experts(num_experts)
     calls = _find_calls(model, example_input)
     ties, parts = _find_ties(model), _find_parts_of_layers(model)
+    inner = _parts_of_graph_convolutions(model)
     changes: list[Change] = []
     left: dict[str, str] = {}
     for name, module in model.named_modules():
-        if not is_convertible(module) or (isinstance(module, nn.Linear) and not linear):
-            if _is_other_graph_convolution(module):
-                left[name] = f"{type(module).__name__} has no SMoE counterpart"
+        if not is_convertible(module) or (is_linear(module) and (not linear or module in inner)):
+            if _is_other_graph_convolution(module) and not linear:
+                left[name] = f"{type(module).__name__} has no SMoE counterpart; linear=True takes its maps of nodes"
             elif isinstance(module, torch.jit.ScriptModule) and module.original_name.startswith("Conv"):
                 left[name] = "torch.jit has compiled it; convert the network before"
             continue
@@ -347,6 +365,11 @@ def show_name(name: str) -> str:
     return name or "the model itself"
 
 
+def _parts_of_graph_convolutions(model: nn.Module) -> set[nn.Module]:
+    whole = [module for module in model.modules() if is_graph_convolution(module)]
+    return {part for module in whole for part in module.modules() if part is not module}
+
+
 def _is_other_graph_convolution(module: nn.Module) -> bool:
     kinds = type(module).__mro__
     return any(kind.__module__.startswith("torch_geometric.") and kind.__name__ == "MessagePassing" for kind in kinds)
@@ -362,9 +385,14 @@ class _Calls:
 
 def _find_calls(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module, _Calls]:
     calls: dict[nn.Module, _Calls] = defaultdict(_Calls)
+    graphs, num_nodes = linear_maps_of_nodes(model), dict[nn.Module, int]()
+
+    def note_nodes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("x")
+        num_nodes[module] = x.shape[-2] if isinstance(x, torch.Tensor) else -1
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-        grid, call = grid_of(module, args, kwargs, output), calls[module]
+        grid, call = grid_of(module, args, kwargs, output, num_nodes.get(graphs.get(module, model))), calls[module]
         if grid not in call.grids:
             call.grids.append(grid)
         if isinstance(output, torch.Tensor) and why_not_possible(module) is None:
@@ -376,7 +404,13 @@ def _find_calls(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module
                 pixels = args[0].numel() // args[0].shape[1]
             call.multiply_adds += pixels * weight.numel()
 
-    run_example(model, example_input, {module: note for module in model.modules() if is_convertible(module)})
+    handles = [graph.register_forward_pre_hook(note_nodes, with_kwargs=True) for graph in set(graphs.values())]
+    try:
+        watched = set(filter(is_convertible, model.modules())) - _parts_of_graph_convolutions(model)
+        run_example(model, example_input, dict.fromkeys(watched, note))
+    finally:
+        for handle in handles:
+            handle.remove()
     return calls
 
 
@@ -522,7 +556,7 @@ def _why_not_plain(module: nn.Module) -> str | None:
     """What a convolution may do besides, which the layer in its place would not."""
     if any(map(parametrize.is_parametrized, module.modules())) and not is_weight_normed(module):
         return "its parameters are parametrised; torch.nn.utils.parametrize.remove_parametrizations makes them plain"
-    kinds = [kind for kind in (*GRID_CONVOLUTIONS, nn.Linear) if isinstance(module, kind)]
+    kinds: list[type[nn.Module]] = [kind for kind in (*GRID_CONVOLUTIONS, nn.Linear) if isinstance(module, kind)]
     if any(getattr(type(module), name, None) is not getattr(kinds[0], name, None) for name in _METHODS if kinds):
         return f"{type(module).__name__} has a forward of its own and may do more than a {kinds[0].__name__}"
     if "forward" in vars(module):

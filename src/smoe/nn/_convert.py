@@ -21,6 +21,7 @@ from smoe.nn._conversion_plan import (
     filters_of,
     is_graph_convolution,
     is_weight_normed,
+    linear_maps_of_nodes,
     make_layer,
     plan_conversion,
     requires_grad,
@@ -267,7 +268,9 @@ def _within_budget(
     """The plan with the layers in which the place matters most."""
     if not 0.0 < budget <= 1.0 or batches is None or loss is None:
         raise ValueError(f"a budget is a share of the layers in (0, 1] and needs batches and a loss, got {budget!r}")
-    names = [change.name for change in plan.changes if not is_graph_convolution(model.get_submodule(change.name))]
+    of_nodes = linear_maps_of_nodes(model)
+    modules = {change.name: model.get_submodule(change.name) for change in plan.changes}
+    names = [name for name, module in modules.items() if not is_graph_convolution(module) and module not in of_nodes]
     scores = place_scores(model, names, batches, loss)
     number = max(1, round(budget * len(names)))
     left = sorted(names, key=lambda name: -scores[name])[number:]

@@ -538,8 +538,9 @@ class SpatialMoE3d(GridMoE):
 class TokenMoE(SpatialMoE1d):
     """`nn.Linear` where the position decides: at the tokens of a transformer, or the last axis of any field.
 
-    `(B, *positions, C)` to `(B, *positions, out_channels)`; the positions are the same in every pass. The arguments are
-    those of `SpatialMoE1d` with a kernel of 1; `spatial_shape` is the number of positions.
+    `(B, *positions, C)` to `(B, *positions, out_channels)`; the positions are the same in every pass. Rows `(N, C)` are
+    the nodes of a graph, or of several with as many nodes, one after the other. The arguments are those of
+    `SpatialMoE1d` with a kernel of 1; `spatial_shape` is the number of positions.
 
     Example:
         >>> layer = TokenMoE(64, 256, 1, spatial_shape=197)
@@ -561,8 +562,16 @@ class TokenMoE(SpatialMoE1d):
         """Applies, at each position, the linear maps of its experts."""
         if not isinstance(input, torch.Tensor) and hasattr(input, "tracer"):
             return as_leaf(self, input)
+        if input.ndim == 2:
+            (num_nodes,) = self.gate.spatial_shape or (len(input),)
+            if len(input) % num_nodes == 0:
+                return self(input.unflatten(0, (-1, num_nodes))).flatten(0, 1)
         if input.ndim < 3:
-            raise ValueError(f"input must be (B, *positions, {self.in_channels}), got shape {tuple(input.shape)}")
+            channels = self.in_channels
+            raise ValueError(
+                f"input must be (B, *positions, {channels}), or (N, {channels}) of one or several graphs with the "
+                f"gate's number of nodes, got shape {tuple(input.shape)}"
+            )
         positions = input.shape[1:-1]
         return super().forward(input.flatten(1, -2).transpose(1, 2)).transpose(1, 2).unflatten(1, positions)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoe.nn._conversion_plan import evaluation_mode, filters_of
+from smoe.nn._conversion_plan import evaluation_mode, filters_of, is_linear
 
 Loss = Callable[[Any, Any], torch.Tensor]
 # Fields of random signs by which the gradients of the places are told apart.
@@ -106,7 +106,7 @@ def _between_places(
     with torch.enable_grad():
         again = module(*args, **kwargs)
     # Channels are last in linear layers, and second elsewhere.
-    channel = output.ndim - 1 if isinstance(module, nn.Linear) else 1
+    channel = output.ndim - 1 if is_linear(module) else 1
     shape = [1 if axis in (0, channel) else size for axis, size in enumerate(output.shape)]
     half = len(output) // 2
     generator = torch.Generator().manual_seed(0)
