@@ -22,6 +22,7 @@ from smoe_paper.weather.recipes import (
     ResNetModel,
     SpatialMoEResNetModel,
     WeatherData,
+    WeatherModel,
     WeatherRecipe,
     WeatherViTModel,
 )
@@ -150,6 +151,30 @@ def _defaults() -> ResultTable:
     return ResultTable("weather/default", title, ("model",), tuple(rows), references=reference_names(72))
 
 
+def _rates() -> ResultTable:
+    """Every network at three peak rates of one cosine: a comparison at one rate is one of rates."""
+    smoe = SpatialMoEResNetModel(**DEFAULT_MODEL, local_affine=True)
+    models: dict[str, tuple[WeatherModel, Rule]] = {
+        "R&T ResNet": (ResNetModel(), _FROZEN),
+        "R&T, local affine": (LocatedResNetModel(local_affine=True), _FROZEN),
+        "LRLCN, table": (LowRankLocalResNetModel(combiner="table"), _FROZEN),
+        "SMoE, defaults": (smoe, StraightThrough()),
+        "SMoE, defaults, gate frozen at a smooth start": (replace(smoe, gate_init="smooth"), _FROZEN),
+    }
+    recipe = WEATHER_RECIPES["weather/smoe"]
+    training = replace(recipe.training, schedule="cosine", max_epochs=4, plateau_patience=None)
+    rows = [
+        Row(
+            (label, f"{rate:g}"),
+            replace(recipe, model=model, rule=rule, training=training, optimizer=replace(recipe.optimizer, lr=rate)),
+        )
+        for label, (model, rule) in models.items()
+        for rate in (3e-3, 6e-3, 12e-3)
+    ]
+    title = "Forecasts of 3 days after four epochs of a cosine, by peak rate"
+    return ResultTable("weather/rates", title, ("model", "rate"), tuple(rows), references=reference_names(72))
+
+
 # Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere. Targets
 # and constants are those of Rasp and Thuerey, with which the stored runs were made.
 SIMULATED = WeatherData(
@@ -183,7 +208,10 @@ def _small(recipe: WeatherRecipe) -> WeatherRecipe:
         is_wide = isinstance(model, ResNetModel) and model.filters == 256
         model = replace(model, filters=32 if is_wide else 16, num_blocks=3, dropout=0.0)
     data = replace(SIMULATED, lead_hours=recipe.data.lead_hours)
-    return replace(recipe, data=data, model=model, training=_SIMULATED_TRAINING)
+    training = _SIMULATED_TRAINING
+    if recipe.training.schedule == "cosine":
+        training = replace(training, schedule="cosine", max_epochs=recipe.training.max_epochs)
+    return replace(recipe, data=data, model=model, training=training)
 
 
 @dataclass(frozen=True)
@@ -218,7 +246,7 @@ WEATHER_TABLES = TableSet(
         "Latitude-weighted root-mean-square errors (the root of the mean over all forecasts) of the geopotential at "
         "500 hPa in m2/s2 and of the temperature at 850 hPa in K: mean ± standard deviation over the seeds."
     ),
-    tables=(_models(3), _models(5), _routing(), _defaults()),
+    tables=(_models(3), _models(5), _routing(), _defaults(), _rates()),
     scales=(
         Scale("paper", "WeatherBench at 5.625 degrees, trained on 1979-2015, tested on 2017-2018"),
         Scale(
