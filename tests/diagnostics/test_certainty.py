@@ -43,7 +43,7 @@ def certainty_by_definition(scores: torch.Tensor, indices: torch.Tensor, tempera
 def test_certainty_equals_its_definition(
     num_experts: int, num_selected: int, order: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smoe.diagnostics._gates._PIXELS_AT_ONCE", 3)
+    monkeypatch.setattr("smoe.diagnostics._choices._PIXELS_AT_ONCE", 3)
     scores = torch.randn(2, num_experts, 7)
     indices = top_experts(scores, num_selected, order)  # type: ignore[arg-type]
     routing = Routing(indices, scores, scores, scores)

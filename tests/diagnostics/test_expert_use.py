@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from smoe.diagnostics import expert_use, mean_where_served, selections
+from smoe.diagnostics import expert_use, selections
 from smoe.losses import latitude_weights
 
 LATITUDE = np.array([-60.0, 0.0, 60.0])
-LAND = np.array([[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
 
 
 def test_selections() -> None:
@@ -33,15 +32,6 @@ def test_use_counts_area() -> None:
     assert expert_use(routing, 2) == pytest.approx([2 / 3, 1 / 3])
 
 
-def test_the_mean_of_a_land_mask_is_the_share_of_land() -> None:
-    routing = np.full((1, 3, 4), 2)
-    routing[0, 1, 0] = routing[0, 2, 1] = 0  # equator, land (area 1); 60 N, sea (1/2): 2/3 land
-    routing[0, 0] = 1  # 60 S: sea
-    shares = mean_where_served(routing, LAND, 4, latitude_weights(LATITUDE)[:, None])
-    # The rest: one land pixel at the equator and one at 60 N, of areas 3 + 3/2.
-    assert shares == pytest.approx([2 / 3, 0.0, 1.5 / 4.5, np.nan], nan_ok=True)
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -53,11 +43,5 @@ def test_the_mean_of_a_land_mask_is_the_share_of_land() -> None:
 )
 def test_bad_weights_are_refused(weights: np.ndarray, message: str) -> None:
     routing = np.zeros((1, 4), dtype=int)
-    for call in (lambda: expert_use(routing, 2, weights), lambda: mean_where_served(routing, np.ones(4), 2, weights)):
-        with pytest.raises(ValueError, match=message):
-            call()
-
-
-def test_a_field_of_another_grid_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"field has the shape \(2, 2\), but the routing's pixels \(4,\)"):
-        mean_where_served(np.zeros((1, 4), dtype=int), np.ones((2, 2)), 2)
+    with pytest.raises(ValueError, match=message):
+        expert_use(routing, 2, weights)

@@ -7,12 +7,14 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from smoe.views import coastlines, draw_globe
+from smoe.losses import latitude_weights
+from smoe.views import coastlines, draw_globe, similarity_colours
 from smoe.views._drawing import save_picture
 from smoe.views._globe import project
 
 LATITUDE = np.array([-60.0, 0.0, 60.0])
 LONGITUDE = np.array([0.0, 90.0, 180.0, 270.0])
+LAND = np.array([[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
 
 
 def draw(values: np.ndarray, latitude: np.ndarray = LATITUDE, longitude: np.ndarray = LONGITUDE) -> np.ndarray:
@@ -88,3 +90,24 @@ def test_a_written_map_is_not_blank(tmp_path: Path) -> None:
     save_picture(figure, path)
     picture = imread(path)
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50
+
+
+def test_pixels_with_the_same_experts_have_the_same_colour() -> None:
+    # Two sorts of pixels, and one pixel that shares one expert with the first sort.
+    chosen = np.stack([np.where(LAND, 0, 2), np.where(LAND, 1, 3)]).astype(int)
+    chosen[:, 0, 0] = (0, 3)
+    colours = similarity_colours(chosen, 5, latitude_weights(LATITUDE)[:, None])
+    assert colours.shape == (3, 4, 3) and colours.min() >= 0 and colours.max() <= 1
+    land, sea, mixed = colours[1, 0], colours[2, 3], colours[0, 0]
+    assert np.allclose(colours[LAND == 1], land)
+    sea_pixels = LAND == 0
+    sea_pixels[0, 0] = False
+    assert np.allclose(colours[sea_pixels], sea)
+    assert np.abs(land - sea).max() > 0.3
+    # Nearer to both than they are to each other.
+    apart = np.linalg.norm(land - sea)
+    assert np.linalg.norm(mixed - land) < apart and np.linalg.norm(mixed - sea) < apart
+
+
+def test_routing_that_is_the_same_everywhere_is_grey() -> None:
+    assert np.allclose(similarity_colours(np.zeros((1, 3, 4), dtype=int), 2), 0.5)

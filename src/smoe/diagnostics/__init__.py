@@ -9,28 +9,24 @@ from __future__ import annotations
 
 from smoe.diagnostics._choices import (
     expert_use,
-    match_experts,
-    mean_where_served,
-    neighbour_agreement,
-    new_choices,
-    region_agreement,
-    region_information,
-    regions_of_experts,
-    selections,
-    shared_choices,
-    similarity_components,
-)
-from smoe.diagnostics._describe import GateReport, RoutingReport, describe
-from smoe.diagnostics._gates import (
     fixed_choices,
     fixed_gates,
     layer_certainty,
     layer_inputs,
     layers_by_gate,
+    match_experts,
+    neighbour_agreement,
+    new_choices,
+    region_agreement,
+    region_information,
+    regions_of_experts,
     routing_certainty,
+    selections,
+    shared_choices,
+    similarity_components,
 )
+from smoe.diagnostics._describe import GateReport, RoutingChanges, RoutingReport, RoutingWatch, describe
 from smoe.diagnostics._routing_gain import RoutingGain, damped_shares, routing_gains
-from smoe.diagnostics._routing_watch import RoutingChanges, RoutingWatch
 
 __all__ = [
     "GateReport",
@@ -47,7 +43,6 @@ __all__ = [
     "layer_inputs",
     "layers_by_gate",
     "match_experts",
-    "mean_where_served",
     "neighbour_agreement",
     "new_choices",
     "region_agreement",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoe.diagnostics._gates import evaluation_mode
+from smoe.diagnostics._choices import evaluation_mode
 from smoe.nn._filter_bank import FilterBank
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.ops._classification import choice_errors, root_mean_square, wrong_choices

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from smoe.views._drawing import draw_expert_use, draw_nodes, save_picture, similarity_colours
-from smoe.views._globe import coastlines, draw_globe, draw_globe_routing
+from smoe.views._globe import coastlines, draw_globe
 from smoe.views._routing import plot_routing
 
 __all__ = [
     "coastlines",
     "draw_expert_use",
     "draw_globe",
-    "draw_globe_routing",
     "draw_nodes",
     "plot_routing",
     "save_picture",

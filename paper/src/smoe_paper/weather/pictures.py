@@ -12,11 +12,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from smoe.command_line import UsageError
+from smoe.diagnostics import expert_use
 from smoe.errors import DataError
+from smoe.losses import latitude_weights
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.reports.parts import Places
 from smoe.training.distribution import make_accelerator
-from smoe.views import draw_globe, save_picture
+from smoe.views import draw_expert_use, draw_globe, save_picture, similarity_colours
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.tables import PublishedResult
@@ -149,33 +151,30 @@ def _find_layers(run: OpenRun, pattern: str) -> dict[str, RoutedLayer]:
 
 
 def _draw_routing(run: OpenRun, samples: WeatherSamples, layers: dict[str, RoutedLayer]) -> list[Path]:
-    from smoe.views import draw_globe_routing
-
     store, pictures = samples.store, []
-    land = store.raw_constant("lsm") if "lsm" in store.constant_names else np.zeros(store.grid.shape)
+    area = latitude_weights(store.grid.latitude)[:, None]
     by_gate: dict[SpatialGate, list[str]] = {}
     for name, layer in layers.items():
         by_gate.setdefault(layer.gate, []).append(name)
     for number, (gate, names) in enumerate(by_gate.items()):
         layer = layers[names[0]]
         with torch.no_grad():
-            indices, weights = layer.routing()
+            indices = layer.routing().indices.cpu().numpy()
         if tuple(indices.shape[1:]) != store.grid.shape:
             # A gate on a coarser grid inside the network cannot be drawn on the store's map.
             continue
-        favourite = indices.gather(0, weights.argmax(0, keepdim=True))[0]
         path = run.directory.pictures / ("routing.png" if len(by_gate) == 1 else f"routing-{number + 1:02d}.png")
         served = names[0] if len(names) == 1 else f"{len(names)} layers, {names[0]} to {names[-1]}"
-        draw_globe_routing(
-            indices.cpu().numpy(),
-            favourite.cpu().numpy(),
-            gate.num_experts,
-            np.asarray(land, np.float64),
-            store.grid.latitude,
-            store.grid.longitude,
-            path,
-            title=f"{run.name}: {gate.num_selected} of {gate.num_experts} experts at each pixel; gate of {served}",
+        figure = Figure(figsize=(13.5, 4.0), layout="constrained")
+        figure.suptitle(
+            f"{run.name}: {gate.num_selected} of {gate.num_experts} experts at each pixel; gate of {served}"
         )
+        globe, use = figure.subplots(1, 2, width_ratios=(2.0, 1.0))
+        colours = similarity_colours(indices, gate.num_experts, area)
+        draw_globe(globe, store.grid.latitude, store.grid.longitude, colours)
+        globe.set_title("like colours share experts", fontsize=11)
+        draw_expert_use(use, expert_use(indices, gate.num_experts, area), of="globe")
+        save_picture(figure, path)
         pictures.append(path)
     return pictures
 
