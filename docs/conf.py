@@ -6,6 +6,7 @@ a forge, in an editor and on the site alike.
 
 import os
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
@@ -75,6 +77,36 @@ html_show_sourcelink = False
 html_show_search_summary = False
 copybutton_prompt_text = ">>> |\\.\\.\\. |\\$ "
 copybutton_prompt_is_regexp = True
+
+# Names of other libraries in signatures lead to their pages. Their own inventories would need a network to build this.
+_ELSEWHERE = {
+    "torch": (
+        "https://docs.pytorch.org/docs/stable/",
+        {
+            "torch.Tensor": "tensors.html",
+            "torch.dtype": "tensor_attributes.html",
+            "torch.nn.Module": "generated/$.html",
+            "torch.nn.Conv2d": "generated/$.html",
+        },
+    ),
+    "xarray": (
+        "https://docs.xarray.dev/en/stable/",
+        {"xarray.Dataset": "generated/$.html", "xarray.DataArray": "generated/$.html"},
+    ),
+    "numpy": ("https://numpy.org/doc/stable/", {"numpy.ndarray": "reference/generated/$.html"}),
+}
+
+
+def _inventory(name: str, pages: dict[str, str]) -> str:
+    path = Path(__file__).parents[1] / "build" / "inventories" / f"{name}.inv"
+    lines = "".join(f"{entry} py:class 1 {page.replace('$', entry)}#$ -\n" for entry, page in pages.items())
+    header = f"# Sphinx inventory version 2\n# Project: {name}\n# Version: \n# The rest is compressed using zlib.\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(header.encode() + zlib.compress(lines.encode()))
+    return str(path)
+
+
+intersphinx_mapping = {name: (site, _inventory(name, pages)) for name, (site, pages) in _ELSEWHERE.items()}
 
 _CODE = re.compile(r"`([^`\n]+(?:\n[ ]*[^`\s][^`\n]*)?)`(?=(\w?))")
 
@@ -145,6 +177,16 @@ def _summary(page: str) -> str:
     return f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{names}\n```"
 
 
+def offer_notebook(app: Any, docname: str, source: list[str]) -> None:
+    """Offers each tutorial as the notebook that ran."""
+    del app
+    if docname.startswith("docs/tutorials/"):
+        head, title, text = source[0].partition("\n# ")
+        heading, text = text.split("\n", 1)
+        link = f"{{nb-download}}`As a notebook, with its results <{docname.rpartition('/')[2]}.ipynb>`"
+        source[0] = f"{head}{title}{heading}\n\n{link}\n{text}"
+
+
 def put_readme(app: Any, docname: str, source: list[str]) -> None:
     """Puts the text of README on the first page, with links that hold there."""
     del app
@@ -161,4 +203,5 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", escape_text, priority=100)
     app.connect("source-read", list_results)
     app.connect("source-read", summarise)
+    app.connect("source-read", offer_notebook)
     app.connect("source-read", put_readme)

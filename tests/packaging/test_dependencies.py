@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import yaml
 
 from smoe.version import __version__
 
@@ -102,3 +105,14 @@ def test_the_version_is_written_once() -> None:
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "smoe.version.__version__"}
     assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_conda_recipe_needs_what_the_package_needs() -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {f"python {project['requires-python']}"} | {
+        re.sub(r"^torch\b", "pytorch", each).replace(">=", " >=") for each in project["dependencies"]
+    }
+    assert set(recipe["requirements"]["run"]) == {each.replace("  ", " ") for each in needed}
+    assert recipe["package"] == {"name": project["name"], "version": __version__}
+    assert recipe["about"]["summary"] == project["description"]

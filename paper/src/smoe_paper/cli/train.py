@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, make_dataclass, replace
@@ -33,7 +35,8 @@ again, as by --data.store. With a larger --training.max-epochs a run is extended
 
 A file of your own defines RECIPE, or a dictionary RECIPES; `smoe train recipe.py:NAME` names one of them.
 
-recipes: {recipes}
+recipes, by experiment:
+{recipes}
 
 examples:
   smoe train heat/smoe --seed 0 --output-dir runs/first
@@ -48,7 +51,18 @@ examples:
 
 def run(args: list[str]) -> int:
     if args and args[0] in ("-h", "--help"):
-        sys.stdout.write(HELP.format(recipes=", ".join(all_recipes())))
+        groups = itertools.groupby(all_recipes(), lambda name: name.partition("/")[0])
+        lines = [
+            textwrap.fill(
+                " ".join(names),
+                100,
+                break_on_hyphens=False,
+                initial_indent=f"  {group:<15}",
+                subsequent_indent=" " * 17,
+            )
+            for group, names in groups
+        ]
+        sys.stdout.write(HELP.format(recipes="\n".join(lines)))
         return 0
     if len(args) >= 2 and args[0] == "--resume" and not args[1].startswith("-"):
         return _resume(Path(args[1]), args[2:])
