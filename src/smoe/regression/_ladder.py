@@ -121,15 +121,22 @@ class Anomalies:
         expected = np.tensordot(self.basis(starts), self.climatology[:, :, pixels], axes=1)
         return np.nan_to_num((inputs - expected) / self.scale[:, pixels]).astype(np.float32)
 
-    def within_range(self, inputs: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Anomalies of whole fields, less the part of their mean that is beyond all that was seen; and it, `(N, C)`.
+    def within_range(
+        self, inputs: np.ndarray, starts: np.ndarray, channels: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Anomalies of whole fields, less how far the level of some channels has moved; and it, `(N, C)`.
 
-        Nothing is known of such states: regressions would damp a level that has moved, as under a trend.
+        Regressions would damp a level that has moved, as under a trend. It is the mean over the area where that is
+        beyond all that is likely, drawn to zero as far as the likely range reaches (a garrote): nothing at its border,
+        nearly all far beyond it.
         """
         found = self(inputs, starts, slice(None))
         means = np.einsum("ncp,cp->nc", found, self.area)
-        beyond = means - np.clip(means, *self.range)
-        return found - beyond[:, :, None].astype(np.float32), beyond
+        share = np.abs(np.clip(means, *self.range)) / np.maximum(np.abs(means), 1e-30)
+        moved = means * (1.0 - np.square(np.minimum(share, 1.0)))
+        if channels is not None:
+            moved = moved * np.isin(np.arange(moved.shape[1]), channels)
+        return found - moved[:, :, None].astype(np.float32), moved
 
 
 def pixel_chunks(num_pixels: int, values_of_one: int) -> Iterator[np.ndarray]:
@@ -223,7 +230,7 @@ class Ladder:
         design: Columns of the regressions.
         target_mean: Mean of each target and pixel, `(K, P)`.
         target_scale: Spread of the same.
-        passed: Input whose level beyond all that was seen is passed on to each target, or -1, `(K,)`.
+        passed: Input whose level is passed on to each target where it has moved, or -1, `(K,)`.
         coefficients: Coefficients of all columns by the names of the regressions, `(p, K, P)`.
         mean_error: Mean of target less reference; NaN for targets without one, `(K, P)`.
         weights: Weight of each rung in the combination, of each target, `(K,)`.
@@ -281,15 +288,20 @@ class Ladder:
             found[COMBINATION] = np.asarray(sum(members))
         return {name: np.asarray(found[name], np.float32) for name in names}
 
+    def level(self, moved: np.ndarray) -> np.ndarray:
+        """How far each target moves with the level of its input, `(N, K, P)`, given that of all channels."""
+        of_targets = np.where(self.passed >= 0, moved[:, self.passed], 0.0).astype(np.float32)
+        return of_targets[:, :, None] * self.design.anomalies.scale[self.passed]
+
     def _regress(
         self, inputs: np.ndarray, starts: np.ndarray, valid: np.ndarray, lead: np.ndarray | None, names: Sequence[str]
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Regressions, and the level beyond all that was seen, which a target that continues an input keeps."""
         design = self.design
         num_targets, num_pixels = self.target_mean.shape
-        anomalies, beyond = design.anomalies.within_range(inputs, starts)
-        level = np.where(self.passed >= 0, beyond[:, self.passed], 0.0)[:, :, None].astype(np.float32)
-        level = level * design.anomalies.scale[self.passed]
+        # A level that no target continues is extrapolated by the regressions.
+        anomalies, moved = design.anomalies.within_range(inputs, starts, self.passed)
+        level = self.level(moved)
         components = design.patterns(anomalies[:, :, design.patterns.pixels])
         anomalies = np.concatenate([anomalies, np.zeros_like(anomalies[:, :, :1])], axis=2)
         times, where = design.of_times(valid), np.append(np.arange(num_pixels), num_pixels)
@@ -447,12 +459,13 @@ class GridLadder:
         """Anomalies of the inputs, the base, the time and the lead time, `(N, C', H, W)`, float32."""
         grid = inputs.shape[2:]
         channels = self.statistics.normalise_inputs(inputs) if not self.is_dynamic.all() else np.empty_like(inputs)
-        anomalies, _ = self.ladder.design.anomalies.within_range(self._flat(inputs), starts)
+        anomalies, moved = self.ladder.design.anomalies.within_range(self._flat(inputs), starts)
         channels[:, self.is_dynamic] = anomalies.reshape(*anomalies.shape[:2], *grid)
         parts = [channels]
         numbers = [] if lead is None else [lead[:, None]]
         if not is_own:
             mean, scale = (each.reshape(-1, *grid) for each in (self.ladder.target_mean, self.ladder.target_scale))
+            base = base - self.ladder.level(moved).reshape(base.shape)
             # Without a target there is no scale either.
             parts.append(np.where(self.statistics.target_mask, np.nan_to_num((base - mean) / scale), 0.0))
             numbers.insert(0, self.ladder.design.of_times(valid)[1])

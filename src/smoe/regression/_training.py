@@ -32,8 +32,8 @@ from smoe.training.run_directory import RunDirectory, keep_freed_memory
 from smoe.training.task import Metric, Task
 
 _QUICK_EPOCHS = 5
-# Standard deviations between blocks of times that intervals are widened by, and the least share of a net.
-_BETWEEN_BLOCKS, _LEAST_SHARE = 1.0, 0.05
+# How much the shares of nets are drawn to the best of them, which one period judges, and the least share of a net.
+_DRAWN, _LEAST_SHARE = 0.2, 0.05
 
 
 class GridObjective(nn.Module):
@@ -327,8 +327,10 @@ def _by_block(deviations: np.ndarray, block: np.ndarray) -> list[np.ndarray]:
 
 
 def _beyond(of_blocks: Sequence[float] | np.ndarray) -> float:
-    """The quantile of a block to come, from those of other blocks."""
-    return float(np.mean(of_blocks) + _BETWEEN_BLOCKS * np.std(of_blocks))
+    """The quantile of a block to come, from those of other blocks: their mean, and a standard deviation of one more."""
+    count = len(of_blocks)
+    spread = float(np.std(of_blocks, ddof=1)) * (1.0 + 1.0 / count) ** 0.5 if count > 1 else 0.0
+    return float(np.mean(of_blocks)) + spread
 
 
 def _empty_like(values: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -389,7 +391,7 @@ def judge(
                 [np.nanmean(weighted_means(middle[a][:, k:k+1] * middle[b][:, k:k+1], truth[:, k:k+1], weights))
                  for b in finite] for a in finite
             ])  # fmt: skip
-            for name, weight in zip(finite, convex_weights(products), strict=True):
+            for name, weight in zip(finite, convex_weights(products, _DRAWN), strict=True):
                 if name != "base":
                     shares[name][k] = weight
         mixed = weighted_means(objective_errors(mix(values, shares), truth, options), truth, weights)

@@ -235,10 +235,12 @@ def _store(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) 
         "in the end, in their own rows too, as are those by hand: two harmonics of the year (or of the day) and the "
         "damped anomaly of each pixel; and a ridge regression of each pixel on them and the 3 x 3 pixels around, its "
         "penalty by five blocks of times. LightGBM: pooled over pixels, 3 x 3 neighbours, latitude, longitude, seasons "
-        "and hour, stopped by the validation, of the first seed. Processor seconds of the whole fit, one thread; MB: "
+        "and hour, stopped by the validation, of the first seed. Plain nets are residual "
+        "nets. Processor seconds of the whole fit, one thread; MB: "
         "most memory of the process. Rules of choice were made on other splits, leads and files than these, but for a "
         "few that date from before (the number of patterns, a trend that stays at its last value); that a level "
-        "beyond all that was seen must be unlikely before it is passed on was found on the third OSTIA task."
+        "beyond all that was seen must be unlikely before it is passed on was found on the third OSTIA task, and how "
+        "much of it is passed on was looked into because of A1B in ten years, but chosen on other leads and files."
     )
     print(write_table(folder / "real.md", "Real data", _command(options), _HEAD, rows, notes))
     from smoe_paper.benchmarks.pictures import draw_real
