@@ -28,8 +28,7 @@ import torch
 from torch import nn
 
 from smoe.nn._fixed_gates import DecidedGate
-from smoe.nn._gate import SpatialGate
-from smoe.nn._gate_init import host_normal
+from smoe.nn._gate import SpatialGate, host_normal
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group

@@ -7,8 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from smoe.nn._gate import SpatialGate
-from smoe.nn._gate_init import expert_membership
+from smoe.nn._gate import SpatialGate, expert_membership
 from smoe.nn._gates import TensorGate
 from smoe.ops._conv_kernels import check_choices
 from smoe.ops._families import family_sizes

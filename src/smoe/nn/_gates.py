@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from smoe.nn._gate import SpatialGate
-from smoe.nn._gate_init import (
+from smoe.nn._gate import (
     START_STD,
+    SpatialGate,
+    check_grid,
     check_scale,
     check_start,
     check_strength,
@@ -23,7 +24,7 @@ from smoe.nn._gate_init import (
     smooth_fields,
 )
 from smoe.nn._own_steps import SelfTaught
-from smoe.nn._routed_layer import check_grid, check_positive
+from smoe.nn._routed_layer import check_positive
 from smoe.nn._shared_parameters import save_once
 from smoe.ops._families import sample_factorised
 from smoe.ops._inference import is_equal

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from smoe.nn._gate_init import START_STD
+from smoe.nn._gate import START_STD
 from smoe.nn._gates import PixelEmbedding
 from smoe.nn._own_steps import SelfTaught
 from smoe.nn._routed_layer import check_positive

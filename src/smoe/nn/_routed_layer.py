@@ -25,22 +25,6 @@ from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Damping, Frozen, Rule, resolve_damping, resolve_rule
 
 
-def check_spatial_shape(spatial_shape: tuple[int, int]) -> tuple[int, int]:
-    """The rows and columns of an output grid."""
-    shape = tuple(int(size) for size in spatial_shape)
-    if len(shape) != 2 or min(shape) < 1:
-        raise ValueError(f"spatial_shape must be (rows, columns) of the output grid, not {spatial_shape}")
-    return shape[0], shape[1]
-
-
-def check_grid(spatial_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes of a grid with any number of axes; nodes of a graph have one."""
-    shape = tuple(int(size) for size in spatial_shape)
-    if not shape or min(shape) < 1:
-        raise ValueError(f"spatial_shape must be the sizes of the output grid, not {tuple(spatial_shape)}")
-    return shape
-
-
 def check_kernel_size(kernel_size: int | tuple[int, int]) -> tuple[int, int]:
     """The rows and columns of a kernel that keeps the grid: both odd."""
     sizes = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)

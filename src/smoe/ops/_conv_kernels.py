@@ -305,7 +305,9 @@ def _run(
     geometry = ctypes.byref(problem.geometry)
     if len(indices) == 1:
         arguments = (geometry, first, second, *bias, indices, result)
-        any(library.call(name, *arguments) for name in problem.kernels[direction])
+        for name in problem.kernels[direction]:
+            if library.call(name, *arguments):
+                break
         return
     for sample, routing in enumerate(indices):
         # All samples share the weights, which stand second but for their own gradient.

@@ -242,10 +242,9 @@ def _register(name: str, **cuda: Callable[..., Any]) -> Callable[..., torch.Tens
 
     def gradients(ctx, error):
         *needs, _, _, _, _, needs_bias = ctx.needs_input_grad
-        needs = (*needs, needs_bias)
-        found = call_operator(backward, error, *ctx.saved_tensors, *ctx.options, *needs)
-        by_input, by_weight, by_bias = (part if needed else None for part, needed in zip(found, needs, strict=True))
-        return by_input, by_weight, None, None, None, None, by_bias
+        found = call_operator(backward, error, *ctx.saved_tensors, *ctx.options, *needs, needs_bias)
+        by_input, by_weight = found[0] if needs[0] else None, found[1] if needs[1] else None
+        return by_input, by_weight, None, None, None, None, found[2] if needs_bias else None
 
     def keep_for_second(ctx, inputs, output):
         del output

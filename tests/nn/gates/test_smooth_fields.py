@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from smoe.nn._gate_init import smooth_fields
+from smoe.nn._gate import smooth_fields
 
 
 def correlation(fields: torch.Tensor, distance: int, dim: int) -> float:
