@@ -1,16 +1,32 @@
+"""Reports on gates: certainty, damped errors, changes from epoch to epoch."""
+
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.diagnostics import RoutingGain, RoutingWatch, describe
+from smoe.diagnostics import (
+    RoutingChanges,
+    RoutingGain,
+    RoutingWatch,
+    damped_shares,
+    describe,
+    fixed_choices,
+    fixed_gates,
+    layer_certainty,
+    layers_by_gate,
+    new_choices,
+    routing_certainty,
+)
 from smoe.diagnostics._describe import useless_routing
-from smoe.nn import SpatialMoE2d, TensorGate
-from smoe.rules import RoutingClassification
+from smoe.nn import NoisyGate, SpatialMoE2d, TensorGate
+from smoe.ops._routing import Routing, family_members, top_experts
+from smoe.rules import Damping, RoutingClassification, StraightThrough
 from smoe_paper.baselines.gates import ConvGate
 
 
@@ -126,3 +142,188 @@ def test_a_model_without_gates_has_nothing_to_watch() -> None:
     conv = nn.Conv2d(1, 1, 1)
     watch = RoutingWatch(conv)
     assert watch.observe(conv) == watch.measure(conv, F.mse_loss, *batch()) == {}
+
+
+def certainty_by_definition(scores: torch.Tensor, indices: torch.Tensor, temperature: float, families: bool) -> float:
+    """In loops: a selected expert against the best of its rivals."""
+    members = family_members(scores.shape[1], indices.shape[1]).tolist()
+    found: list[float] = []
+    for sample in range(len(indices)):
+        for slot in range(indices.shape[1]):
+            for pixel in range(indices.shape[2]):
+                chosen = indices[sample, :, pixel].tolist()
+                rivals = members[slot] if families else range(scores.shape[1])
+                of_rivals = [float(scores[sample, expert, pixel]) for expert in rivals if expert not in chosen]
+                if not of_rivals:
+                    found.append(1.0)
+                    continue
+                ours, best = float(scores[sample, chosen[slot], pixel]), max(of_rivals)
+                p = 1.0 / (1.0 + math.exp((best - ours) / temperature))
+                found.append(p - (1.0 - p))
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "num_selected", "order", "temperature"),
+    [
+        (5, 1, "score", 1.0),
+        (5, 2, "index", 0.3),
+        (7, 3, "families", 0.3),
+        (4, 4, "score", 1.0),
+        (3, 2, "families", 1.0),
+    ],
+)
+def test_certainty_equals_its_definition(
+    num_experts: int, num_selected: int, order: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smoe.diagnostics._choices._PIXELS_AT_ONCE", 3)
+    scores = torch.randn(2, num_experts, 7)
+    indices = top_experts(scores, num_selected, order)  # type: ignore[arg-type]
+    routing = Routing(indices, scores, scores, scores)
+    families = order == "families"
+    expected = certainty_by_definition(scores, indices, temperature, families)
+    assert routing_certainty(routing, families=families, temperature=temperature) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_tie_is_no_certainty_and_the_rule_has_the_temperature() -> None:
+    gate = TensorGate(4, 2, (3, 3), order="families")
+    layer = SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=StraightThrough(temperature=0.5)).eval()
+    with torch.no_grad():
+        gate.scores.zero_()
+        assert layer_certainty(layer) == 0.0
+        gate.scores[0] = gate.scores[3] = 1.0
+    # A margin of 1 at temperature 0.5: tanh(1).
+    assert layer_certainty(layer) == pytest.approx(math.tanh(1.0))
+
+
+@pytest.mark.parametrize(
+    ("unit", "quantile", "tolerance", "expert_channels"),
+    [("data", 0.3, 0.0, 2), ("output", 0.7, 0.0, 1), ("output", 0.5, 0.4, 2), ("data", 0.0, 10.0, 1)],
+)
+def test_the_share_is_that_of_a_training_step(
+    unit: str, quantile: float, tolerance: float, expert_channels: int
+) -> None:
+    damping = Damping(factor=0.0, error_quantile=quantile, tolerance=tolerance, tolerance_unit=unit)
+    layer = SpatialMoE2d.from_experts(
+        2, 4, 2, 1, expert_channels=expert_channels, spatial_shape=(5, 7), rule="frozen", damping=damping
+    )
+    x, target = torch.randn(3, 2, 5, 7), torch.randn(3, 2 * expert_channels, 5, 7)
+    shares = damped_shares(layer, F.mse_loss, x, target)
+    assert layer.weight.grad is None
+    # A damping of 0 leaves no gradient of the outputs: what is left of the error is found by an input of ones.
+    outputs: list[torch.Tensor] = []
+    select = layer._select
+
+    def keep(source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        outputs.append(select(source, indices))
+        outputs[-1].retain_grad()
+        return outputs[-1]
+
+    layer._select = keep  # type: ignore[method-assign]
+    F.mse_loss(layer.train()(x), target).backward()
+    gradient = outputs[0].grad
+    assert gradient is not None
+    is_damped = (gradient.unflatten(1, (2, expert_channels)) == 0.0).all(dim=2)
+    assert shares == {"": pytest.approx(float(is_damped.double().mean()))}
+    assert (shares[""] > 0.0) == (tolerance < 1.0)
+
+
+def test_layers_that_damp_nothing_are_left_out() -> None:
+    net = nn.Sequential(
+        SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4)),
+        SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), rule=RoutingClassification.released()),
+    )
+    x = torch.randn(2, 1, 4, 4)
+    shares = damped_shares(net, F.mse_loss, x, torch.randn(2, 1, 4, 4))
+    assert list(shares) == ["1"] and 0.5 < shares["1"] <= 0.75
+    assert damped_shares(net[0], F.mse_loss, x, x) == {}
+
+
+def _layer(scores: list[list[float]], num_selected: int, **options) -> SpatialMoE2d:
+    """A layer on a grid of one row: `scores[expert][pixel]`."""
+    gate = TensorGate(len(scores), num_selected, (1, len(scores[0])))
+    with torch.no_grad():
+        gate.scores.copy_(torch.tensor(scores)[:, None, :])
+    return SpatialMoE2d.from_experts(1, len(scores), num_selected, gate=gate, **options)
+
+
+def _set(layer: SpatialMoE2d, scores: list[list[float]]) -> None:
+    assert isinstance(layer.gate, TensorGate)
+    with torch.no_grad():
+        layer.gate.scores.copy_(torch.tensor(scores)[:, None, :])
+
+
+def test_shares_of_changed_and_reordered_choices():
+    # Two of four experts at two pixels: {0, 1} and {0, 1}.
+    layer = _layer([[4.0, 4.0], [3.0, 3.0], [2.0, 2.0], [1.0, 1.0]], 2)
+    changes = RoutingChanges(layer)
+    # The second pixel now has {2, 1}: expert 2 is new, one of four choices; its first place changed, one of four.
+    _set(layer, [[4.0, 0.0], [3.0, 3.0], [2.0, 5.0], [1.0, 1.0]])
+    values = changes.observe(layer)
+    assert values == {
+        "routing/changed": 0.25,
+        "routing/changed_since_start": 0.25,
+        "routing/reordered": 0.25,
+        "routing/experts_in_use": 0.75,
+    }
+    # Only the order of the first pixel changes: nothing is new, two of four places have another expert.
+    _set(layer, [[3.0, 0.0], [4.0, 3.0], [2.0, 5.0], [1.0, 1.0]])
+    values = changes.observe(layer)
+    assert values["routing/changed"] == 0.0
+    assert values["routing/changed_since_start"] == 0.25
+    assert values["routing/reordered"] == 0.5
+
+
+def test_a_shared_gate_counts_once_and_noise_is_no_change():
+    gate = NoisyGate(TensorGate(3, 1, (4, 5)))
+    net = nn.Sequential(
+        SpatialMoE2d.from_experts(1, 3, 1, gate=gate), SpatialMoE2d.from_experts(1, 3, 1, gate=gate)
+    ).train()
+    changes = RoutingChanges(net)
+    assert len(changes.state_dict()["start"]) == 1
+    assert changes.observe(net)["routing/changed"] == 0.0
+    assert gate.training
+
+
+def test_goes_on_from_its_state():
+    layer = _layer([[1.0, 1.0], [0.0, 0.0]], 1)
+    changes = RoutingChanges(layer)
+    state = changes.state_dict()
+    _set(layer, [[0.0, 1.0], [1.0, 0.0]])
+    resumed = RoutingChanges(layer)
+    resumed.load_state_dict(state)
+    assert resumed.observe(layer) == changes.observe(layer)
+    assert changes.observe(layer)["routing/changed_since_start"] == pytest.approx(0.5)
+
+
+def test_only_gates_of_the_regions_grid_are_asked():
+    layer = _layer([[4.0, 1.0], [3.0, 3.0]], 1)
+    assert RoutingChanges(layer, torch.tensor([[0, 1]])).observe(layer)["routing/region_information"] == 1.0
+    assert "routing/region_information" not in RoutingChanges(layer, torch.zeros(2, 2)).observe(layer)
+    assert "routing/region_information" not in RoutingChanges(layer).observe(layer)
+
+
+@pytest.mark.parametrize("pixels", [(6,), (2, 3), (1, 2, 3)])
+def test_new_choices_on_any_grid(pixels: tuple[int, ...]):
+    before = torch.tensor([[0, 1, 2, 0, 1, 2], [1, 2, 0, 1, 2, 0]]).view(2, *pixels)
+    now = before.flip(0).clone()
+    assert not new_choices(now, before).any()
+    now.view(2, 6)[0, 4] = 3
+    assert new_choices(now.numpy(), before).reshape(2, 6).tolist() == [[False] * 4 + [True, False], [False] * 6]
+
+
+def test_routings_of_different_shapes_are_not_compared():
+    with pytest.raises(ValueError, match=r"different shapes cannot be compared: \(1, 4\) and \(1, 5\)"):
+        new_choices(torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 5, dtype=torch.int32))
+
+
+def test_gates_with_their_layers() -> None:
+    shared, looking = NoisyGate(TensorGate(3, 1, (4, 5)), std=100.0), ConvGate(1, 3, 1)
+    net = nn.Sequential(*(SpatialMoE2d.from_experts(1, 3, 1, gate=gate) for gate in (shared, looking, shared))).train()
+    assert {gate: list(layers) for gate, layers in layers_by_gate(net).items()} == {shared: ["0", "2"], looking: ["1"]}
+    assert fixed_gates(net) == {"0": shared}
+    # Without noise, although the net trains, and as integers that take little room.
+    choices = fixed_choices(net)
+    assert choices["0"].shape == (1, 4, 5) and choices["0"].dtype == torch.int32
+    assert torch.equal(choices["0"], fixed_choices(net)["0"])
+    assert shared.training
