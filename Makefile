@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint types layers unit quick wheel docs docs-links bench simulate simulate-ensemble sanitize gpu-compile zoo clean
+.PHONY: demo test lint types layers unit quick wheel docs docs-links report bench simulate simulate-ensemble sanitize gpu-compile zoo clean
 
 # At most three minutes on two cores: the paper's headline, and temperatures of one scenario of emissions from another.
 DATA = $$($(BIN)/python -c "import iris_sample_data; print(iris_sample_data.path)")
@@ -65,6 +65,12 @@ docs: .venv/docs-ready
 	$(BIN)/python tools/draw_performance.py
 	$(BIN)/python tools/fill_numbers.py
 	$(SITE) build/site
+
+# The technical report as a PDF.
+report: .venv/docs-ready
+	$(BIN)/pip install --quiet pymupdf
+	$(BIN)/python tools/fill_numbers.py
+	$(BIN)/python tools/make_report.py build/report.pdf
 
 # Links to other sites, which need a network.
 docs-links: .venv/docs-ready

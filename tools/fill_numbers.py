@@ -1,10 +1,14 @@
 """Fills what documents quote of stored tables, between `<!-- numbers: NAME -->` and `<!-- end -->`.
 
+`<!-- table: FILE | FIRST CELL | COLUMNS -->` quotes columns of a table in `paper/results`, found by the first cell of
+its header.
+
 python tools/fill_numbers.py [--check]    (which writes nothing, and fails if a document is out of date)
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
@@ -16,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 BENCH, HEAT = ROOT / "paper/results/bench", ROOT / "paper/results/heat/main.md"
 _PLACE = re.compile(r"(?<=<!-- numbers: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(?<=<!-- table: )(([^|>]+?) \| ([^|>]+?) \|([^>]*?))( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _TASKS = ("one layer", "two layers", "advection", "automaton", "shallow water", "denoising", "no structure")
 _STUDENTS = ("convolution", "convolution, equal time", "convolution, local affine", "LRLCN", "default")
 
@@ -96,6 +101,25 @@ def heat() -> str:
     )
 
 
+def table(file: str, first: str, columns: str) -> str:
+    """Some columns of a stored table."""
+    lines = iter((ROOT / "paper/results" / file).read_text().splitlines())
+    header = next(cells for cells in map(_cells, lines) if cells and cells[0] == first)
+    wanted = (
+        [0, *(header.index(name.strip()) for name in columns.split(";"))] if columns.strip() else range(len(header))
+    )
+    next(lines)
+    rows = [header, *itertools.takewhile(bool, map(_cells, lines))]
+    picked = [[row[number] for number in wanted] for row in rows]
+    picked = [row for row in picked if any(row[1:])]
+    ruled = [picked[0], ["---"] * len(picked[0]), *picked[1:]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
 FILLERS = {"real": real, "learn": learn, "speed": speed, "heat": heat}
 
 
@@ -111,7 +135,10 @@ def fill(text: str) -> str:
             + "\n"
         )
 
-    return _PLACE.sub(filled, text)
+    def quoted(found: re.Match[str]) -> str:
+        return found[1] + found[5] + table(found[2], found[3], found[4]) + "\n"
+
+    return _PLACE.sub(filled, _TABLE.sub(quoted, text))
 
 
 if __name__ == "__main__":
