@@ -13,7 +13,6 @@ from smoe_paper.charts import (
     draw_accuracies,
     draw_epochs,
     draw_grids,
-    draw_image_routing,
     draw_region_accuracies,
     draw_scores,
 )
@@ -79,13 +78,3 @@ def test_quantities_by_epoch_are_drawn_one_below_the_other(tmp_path: Path) -> No
     draw_epochs({"loss": curves}, tmp_path / "one.png")
     draw_epochs({"loss": curves, "changed": curves}, tmp_path / "two.png")
     assert (tmp_path / "two.png").stat().st_size > (tmp_path / "one.png").stat().st_size > 5_000
-
-
-@pytest.mark.parametrize(("num_experts", "num_selected"), [(3, 1), (12, 6)])
-def test_routing_over_images(tmp_path: Path, num_experts: int, num_selected: int) -> None:
-    generator = np.random.default_rng(0)
-    scores = generator.random((num_experts, 6, 5))
-    chosen = np.argsort(-scores, axis=0)[:num_selected]
-    path = tmp_path / "routing.png"
-    draw_image_routing(chosen, num_experts, generator.random((2, 6, 5)), ["a", "b"], path, title="a run")
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000

@@ -8,12 +8,6 @@ from matplotlib.figure import Figure
 
 from smoe.views._drawing import VIEWS, draw_nodes, draw_side, views_of
 from smoe_paper.heat_mesh import data as domains
-from smoe_paper.heat_mesh.pictures import draw_grid_regions, draw_surface_regions
-
-
-def size_of(path) -> int:
-    assert path.read_bytes().startswith(b"\x89PNG")
-    return path.stat().st_size
 
 
 @pytest.mark.parametrize(("view", "sign"), [("front", 1), ("back", -1)])
@@ -42,16 +36,6 @@ def test_an_open_surface_that_is_nearly_flat_is_seen_from_above_as_a_whole():
     draw_side(points, places, np.zeros((25, 3)), VIEWS["above"])
     assert len(np.asarray(surface.collections[0].get_facecolor())) == 4
     assert len(np.asarray(points.collections[0].get_offsets())) == 25
-
-
-def test_true_and_learned_regions(tmp_path):
-    sphere = domains.icosphere(2)
-    regions = np.arange(162) % 3
-    draw_surface_regions(regions, regions, sphere, tmp_path / "sphere.png")
-    draw_grid_regions(np.arange(64) % 3, np.arange(64) % 3, tmp_path / "line.png")
-    draw_grid_regions(np.arange(64).reshape(4, 4, 4) % 3, np.arange(64).reshape(4, 4, 4) % 3, tmp_path / "volume.png")
-    for name in ("sphere", "line", "volume"):
-        assert size_of(tmp_path / f"{name}.png") > 2000
 
 
 def test_bad_arguments(tmp_path):

@@ -1,4 +1,4 @@
-"""Charts of the experiments: grids of numbers, curves, scores, accuracies, and the routing over images."""
+"""Charts of the experiments: grids of numbers, curves, scores and accuracies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from smoe.diagnostics import expert_use, neighbour_agreement, selections
-from smoe.views import draw_expert_use, save_picture, similarity_colours
+from smoe.views import save_picture
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LINES = ("-", (0, (5, 2)), (0, (1, 1.5)))
-_NUM_CLASSES_SHOWN, _NUM_EXPERTS_SHOWN = 10, 5
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,7 @@ def draw_grids(
     are_long = any(len(label) > 6 for label in column_labels)
     for number, panel in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), number + 1)
-        shown = np.ma.masked_invalid(panel.values)
-        image = axes.imshow(shown, cmap=panel.palette, aspect="auto")
-        for (row, column), value in np.ndenumerate(panel.values):
-            if np.isfinite(value):
-                red, green, blue, _ = matplotlib.colormaps[panel.palette](image.norm(value))
-                is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-                text = f"{value:.{panel.decimals}f}"
-                axes.text(column, row, text, ha="center", va="center", color="white" if is_dark else "black")
+        show_numbers(axes, panel.values, panel.palette, panel.decimals)
         axes.set_xticks(range(shape[1]), list(column_labels))
         if are_long:
             axes.tick_params(axis="x", rotation=40)
@@ -67,6 +58,26 @@ def draw_grids(
         axes.set_ylabel(row_title)
         axes.set_title(panel.title, fontsize=10.5)
     save_picture(figure, path)
+
+
+def show_numbers(
+    axes: Axes,
+    values: np.ndarray,
+    palette: str,
+    decimals: int,
+    limits: tuple[float | None, float | None] = (None, None),
+    fontsize: float = 10,
+) -> None:
+    """Show a matrix as colours with a number in each cell; NaN is left blank."""
+    shown = np.ma.masked_invalid(values)
+    image = axes.imshow(shown, cmap=palette, aspect="auto", vmin=limits[0], vmax=limits[1])
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            red, green, blue, _ = matplotlib.colormaps[palette](image.norm(value))
+            colour = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+            # Adding 0.0 turns -0.0 into 0.0.
+            text = f"{round(float(value), decimals) + 0.0:.{decimals}f}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=fontsize)
 
 
 def draw_scores(
@@ -183,59 +194,3 @@ def draw_region_accuracies(
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside upper center", ncols=len(regions))
     save_picture(figure, path)
-
-
-def draw_image_routing(
-    chosen: np.ndarray,
-    num_experts: int,
-    mean_images: np.ndarray,
-    classes: Sequence[str],
-    path: str | Path,
-    *,
-    title: str,
-) -> None:
-    """Draw the choices over the mean image of each class, and where the experts work that serve most and least."""
-    is_selected = selections(chosen, num_experts)
-    colours = similarity_colours(chosen, num_experts)
-    figure = Figure(figsize=(13.5, 9.4), layout="constrained")
-    figure.suptitle(title, fontsize=13, fontweight="bold")
-    rows = np.asarray(figure.subfigures(3, 1, height_ratios=[1.0, 1.25, 1.7]))
-
-    rows[0].suptitle("the choices over the mean image of each class: like colours share experts", fontsize=11)
-    shown = range(min(len(classes), _NUM_CLASSES_SHOWN))
-    for axes, number in zip(np.atleast_1d(rows[0].subplots(1, len(shown))), shown, strict=True):
-        _show_image(axes, colours * (0.2 + 0.8 * mean_images[number, ..., None]), classes[number])
-
-    axes = rows[1].subplots(1, 3, width_ratios=[1.0, 1.0, 2.4])
-    _show_image(axes[0], colours, f"all {len(chosen)} choices of each pixel")
-    # Similarity of a pixel and its neighbours: white noise is grey everywhere, regions have borders.
-    _show_image(axes[1], neighbour_agreement(chosen, num_experts), "shared with the four neighbours", palette="viridis")
-    rows[1].colorbar(axes[1].images[0], ax=axes[1], shrink=0.85)
-    served = expert_use(chosen, num_experts)
-    draw_expert_use(axes[2], served)
-
-    ranked = np.argsort(-served, kind="stable")
-    number = min(_NUM_EXPERTS_SHOWN, num_experts)
-    background = mean_images.mean(axis=0) / max(float(mean_images.mean(axis=0).max()), 1e-12)
-    panels = rows[2].subplots(2, number, squeeze=False)
-    for panel, expert in zip(panels[0], ranked[:number], strict=True):
-        _show_expert(panel, is_selected[expert], background, f"expert {expert}: {100 * served[expert]:.1f} %")
-    for panel, expert in zip(panels[1], ranked[::-1][:number], strict=True):
-        _show_expert(panel, is_selected[expert], background, f"expert {expert}: {100 * served[expert]:.1f} %")
-    panels[0, 0].set_ylabel("most used")
-    panels[1, 0].set_ylabel("least used")
-    save_picture(figure, path)
-
-
-def _show_image(axes: Axes, image: np.ndarray, title: str, palette: str | None = None) -> None:
-    axes.imshow(image, cmap=palette, interpolation="nearest")
-    axes.set_title(title, fontsize=9.5)
-    axes.set_xticks([])
-    axes.set_yticks([])
-
-
-def _show_expert(axes: Axes, is_selected: np.ndarray, background: np.ndarray, title: str) -> None:
-    """The pixels an expert serves in colour, the others grey, both as bright as the mean image."""
-    brightness = 0.25 + 0.75 * background[..., None]
-    own, others = np.array([0.95, 0.55, 0.15]), np.array([0.45, 0.45, 0.5])
-    _show_image(axes, np.where(is_selected[..., None], own, others) * brightness, title)

@@ -56,53 +56,13 @@ def gaussian_head(output: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor
     return mean + shift, std
 
 
-def ensemble_crps(members: torch.Tensor, truth: torch.Tensor, *, fair: bool = False) -> torch.Tensor:
-    """CRPS of an ensemble, `mean_i |x_i - y| - sum_ij |x_i - x_j| / (2 M^2)`, at each pixel.
-
-    This is the score of the empirical distribution of the members `(B, M, ...)`. `fair` divides by `2 M (M - 1)`
-    instead, which gives the expected score of infinitely many members of which these are a sample; it may be negative.
-    """
-    if members.ndim < 2 or truth.shape != members.shape[:1] + members.shape[2:]:
-        raise ValueError(
-            f"members must be (B, M, ...) and truth (B, ...), got {tuple(members.shape)} and {tuple(truth.shape)}"
-        )
-    num_members = members.shape[1]
-    if num_members < (2 if fair else 1):
-        raise ValueError(f"the {'fair ' if fair else ''}CRPS needs {2 if fair else 1} members, got {num_members}")
-    # Relative to the truth, as large numbers with small differences would cost digits.
-    errors = members - truth.unsqueeze(1)
-    # With the members sorted, sum_ij |x_i - x_j| = 2 sum_i (2 i - M - 1) x_i: M terms instead of M^2.
-    ranked = errors.sort(dim=1).values
-    factors = torch.arange(1 - num_members, num_members, 2, device=members.device, dtype=members.dtype)
-    half_sum = (ranked * factors.view(-1, *(1,) * (members.ndim - 2))).sum(dim=1)
-    return errors.abs().mean(dim=1) - half_sum / (num_members * (num_members - 1 if fair else num_members))
-
-
-class GaussianCRPSLoss(nn.Module):
+def gaussian_crps_loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The mean CRPS of the corrected ensemble over samples and pixels.
 
     The prediction is the network's raw output; the head (`gaussian_head`) is applied here, because it needs the
     ensemble in physical units, which the network does not receive.
-
-    Args:
-        latitude: Latitudes of the rows, in degrees, to weigh them by their area; None, as in ENS-10, weighs all pixels
-            equally.
     """
-
-    weights: torch.Tensor | None
-
-    def __init__(self, latitude: Sequence[float] | np.ndarray | None = None) -> None:
-        super().__init__()
-        weights = None if latitude is None else latitude_weights(latitude)[:, None]
-        self.register_buffer("weights", weights, persistent=False)
-
-    def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        crps = corrected_crps(prediction, target)
-        if self.weights is None:
-            return crps.mean()
-        if crps.shape[1] != len(self.weights):
-            raise ValueError(f"there are {len(self.weights)} latitudes for {crps.shape[1]} rows")
-        return (crps * self.weights.to(crps)).mean()
+    return corrected_crps(prediction, target).mean()
 
 
 def corrected_crps(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -356,14 +356,6 @@ def class_ranks(prediction: Tensor, target: Tensor) -> Tensor:
     return rank.masked_fill_(prediction.isnan().any(dim=1), num_classes)
 
 
-def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """Return how many samples of each class (rows) were predicted as each class (columns), `(N, N)` int64."""
-    if predicted.shape != target.shape or predicted.ndim != 1:
-        raise ValueError(f"both must be (B,), got {tuple(predicted.shape)} and {tuple(target.shape)}")
-    cells = target.long() * num_classes + predicted.long()
-    return torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
-
-
 class MeanCrossEntropy(Metric):
     """The mean over all samples of the cross-entropy, in nats; reported as `cross_entropy`."""
 

@@ -1,4 +1,4 @@
-"""`smoe data prepare ens10` and `smoe data check` on a folder of ENS-10."""
+"""`smoe data prepare ens10` on a folder of ENS-10."""
 
 from __future__ import annotations
 
@@ -31,21 +31,6 @@ def test_prepare(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(command) == 0
     again = capsys.readouterr()
     assert "nothing to do" in again.err
-    assert main(["data", "check", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == again.out + "every byte is as it was written\n"
-
-
-def test_check(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for args in ([str(root)], [str(root), "--quick"], ["ens10", str(root)]):
-        assert main(["data", "check", *args]) == 0
-        output = capsys.readouterr().out
-        assert "t850: 9 forecasts from 1998-01-01 to 1999-01-08 for 1998-1999" in output
-        assert "t2m: problem: " in output and "ENS-10, can be used for t850" in output
-    bad = write_ens10(tmp_path / "bad", "t850", starts=STARTS[:4], members=False)
-    (bad / "ERA5_t850.nc").unlink()
-    assert main(["data", "check", str(bad)]) == 1
-    output = capsys.readouterr().out
-    assert "t850: problem: " in output and "has no ERA5_t850.nc" in output and "cannot be used" in output
 
 
 @pytest.mark.parametrize(

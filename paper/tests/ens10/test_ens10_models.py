@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
+from memory_ensemble import make_ensemble
 from smoe import SpatialMoE2d
 from smoe.rules import Damping, RoutingClassification
-from smoe_paper.ens10.model import EnsembleSetting, build_model, trunk
+from smoe_paper.ens10.model import build_model, trunk
 from smoe_paper.ens10.recipes import (
     ENSEMBLE_RECIPES,
     EmosModel,
@@ -20,11 +20,11 @@ from smoe_paper.experiments.task import Learning, count_parameters
 from smoe_paper.models import Emos
 
 LEARNING = Learning(RoutingClassification.released(), None)
-SMALL_SHAPE = EnsembleSetting("t850", 5, 14, (9, 8))
+STORE = make_ensemble()
 
 
 def build_small(model: EnsembleModel, learning: Learning = LEARNING) -> torch.nn.Module:
-    return build_model(model, learning, SMALL_SHAPE)
+    return build_model(model, learning, STORE)
 
 
 def moe_layers(model: torch.nn.Module) -> dict[str, SpatialMoE2d]:
@@ -84,10 +84,8 @@ def test_all_layers_hold_the_rule_of_the_recipe() -> None:
 
 def test_emos_scales_by_the_range_of_its_task() -> None:
     for task, low in {"z500": 48_200.0, "t850": 240.0, "t2m": 218.0}.items():
-        model = build_model(EmosModel(), LEARNING, EnsembleSetting(task, 10, 14, (9, 8)))
+        model = build_model(EmosModel(), LEARNING, make_ensemble(task=task, num_members=10))
         assert isinstance(model, Emos) and (model.num_members, model.low) == (10, low)
-    with pytest.raises(ValueError, match="EMOS knows the range of z500, t850, t2m, not of 'tp'"):
-        build_model(EmosModel(), LEARNING, EnsembleSetting("tp", 10, 14, (9, 8)))
 
 
 def test_the_training_is_the_papers() -> None:

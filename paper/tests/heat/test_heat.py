@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from smoe.training.run_directory import CheckpointError, RunDirectory, RunError, load_checkpoint
-from smoe_paper.experiments.experiment import ShowOptions
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.heat.model import make_region_map, make_split
 from smoe_paper.heat.pictures import draw_run, learned
@@ -50,7 +49,7 @@ def test_several_processes_do_not_predict_a_split(small_run: Path, monkeypatch: 
 
 
 def test_pictures_are_drawn(small_run: Path) -> None:
-    pictures = draw_run(open_run(small_run, "last"), ShowOptions())
+    pictures = draw_run(open_run(small_run, "last"))
     assert [picture.name for picture in pictures] == ["accuracy.png", "routing.png"]
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
 
@@ -58,7 +57,7 @@ def test_pictures_are_drawn(small_run: Path) -> None:
 def test_a_baseline_has_a_curve_but_no_routing(tmp_path: Path) -> None:
     train("heat/conv", replace(SMALL, model=ConvNetModel()), tmp_path, notify=quietly)
     run = open_run(tmp_path)
-    assert [picture.name for picture in draw_run(run, ShowOptions())] == ["accuracy.png"]
+    assert [picture.name for picture in draw_run(run)] == ["accuracy.png"]
     with pytest.raises(ValueError, match="this run has ConvNet"):
         learned(run)
 

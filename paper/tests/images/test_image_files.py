@@ -1,4 +1,4 @@
-"""Files of small images: reading, fetching, `smoe data check`."""
+"""Files of small images: reading and fetching."""
 
 from __future__ import annotations
 
@@ -132,17 +132,3 @@ def test_what_a_client_cannot_do_is_told(tmp_path, monkeypatch, published):
     with pytest.raises(DataError, match="that of Fashion-MNIST"):
         run(["fetch", "mnist", "--output-dir", str(output)])
     assert not output.exists()
-
-
-def test_check(published, tmp_path, capsys):
-    assert run(["check", str(published["mnist"].parent)]) == 0
-    out = capsys.readouterr().out
-    assert "MNIST, 30 train and 10 test images: smoe train mnist/smoe" in out and "Fashion-MNIST, 40 train" in out
-    assert run(["check", str(published["fashion-mnist"])]) == 0
-    out = capsys.readouterr().out
-    assert "Fashion-MNIST, 40 train and 10 test images" in out and " MNIST," not in out
-    (published["mnist"] / "train-images-idx3-ubyte").write_bytes(b"")
-    assert run(["check", str(published["mnist"])]) == 1
-    assert "problem: " in capsys.readouterr().out
-    assert run(["check", "images", str(tmp_path / "nothing")]) == 1
-    assert "no files of MNIST, Fashion-MNIST, CIFAR-10" in capsys.readouterr().out

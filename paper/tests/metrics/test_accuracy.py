@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from smoe_paper.metrics import Accuracy, ClassErrors, MeanCrossEntropy, class_ranks, confusion_matrix
+from smoe_paper.metrics import Accuracy, ClassErrors, MeanCrossEntropy, class_ranks
 
 LOGITS = torch.tensor([[3.0, 2.0, 1.0], [0.0, 5.0, 4.0], [1.0, 2.0, 3.0], [9.0, 0.0, 1.0]])
 CLASSES = torch.tensor([0, 2, 0, 0])
@@ -50,11 +50,6 @@ def test_mean_cross_entropy_counts_samples():
     logits = torch.tensor([[0.0, math.log(3.0)]] * 3)
     totals = metric.totals(logits[:2], torch.tensor([1, 1])) + metric.totals(logits[2:], torch.tensor([0]))
     assert metric.values(totals)["cross_entropy"] == pytest.approx(-(2 * math.log(0.75) + math.log(0.25)) / 3)
-
-
-def test_confusion():
-    matrix = confusion_matrix(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 1, 0]), 3)
-    assert matrix.tolist() == [[1, 1, 1], [0, 1, 0], [0, 0, 0]]
 
 
 def test_refuses():

@@ -86,15 +86,8 @@ class ToyExperiment(Experiment):
             recipe, model, torch.nn.functional.mse_loss, [MeanSquaredError()], samples, default_collate
         )
 
-    def build_dry(self, recipe: ToyRecipe) -> Any:
-        """Makes the layer."""
-        from smoe_paper.experiments.task import DryTask
-
-        return DryTask(self.build(recipe, ()), (1, 4, 3), (1, 4, 3))
-
-    def draw(self, run: Any, options: Any) -> list[Path]:
-        """Writes the split instead of a picture."""
-        del options
+    def draw(self, run: Any) -> list[Path]:
+        """Writes the splits instead of a picture."""
         path = run.directory.path / "picture.txt"
         path.write_text(", ".join(run.task.splits))
         return [path]

@@ -12,7 +12,6 @@ from smoe.errors import DataError
 from smoe_paper.atmosphere.fields import GRIDS
 from smoe_paper.atmosphere.variables import DEFAULT_INPUTS, parse_channel
 from smoe_paper.weather.archive import Archive
-from smoe_paper.weather.commands import run_check
 from weather_files import (
     constant_field,
     data_array,
@@ -205,32 +204,3 @@ def test_folders_without_weather(tmp_path):
 def test_channel_names_that_are_none(name, says):
     with pytest.raises(DataError, match=says):
         parse_channel(name)
-
-
-def test_check_says_whether_the_recipes_can_use_it(six_hourly, tmp_path, capsys):
-    for flags in ([], ["--quick"]):
-        assert run_check([str(six_hourly), *flags]) == 0
-        out = capsys.readouterr().out
-        assert "32 x 64, every 6 h, 1979-1981" in out and "can be used for the weather recipes" in out
-        assert "problem" not in out and "of the default years, 1982-2018 are not there" in out
-    folder = write_weatherbench(
-        tmp_path, years=(1979, 1980), steps=6, variables=("t", "u", "t2m", "tisr"), levels=(500,)
-    )
-    (folder / "temperature" / "temperature_1980_5.625deg.nc").unlink()
-    damaged = folder / "u_component_of_wind" / "u_component_of_wind_1980_5.625deg.nc"
-    damaged.write_bytes(damaged.read_bytes()[:1000])
-    path = folder / "2m_temperature" / "2m_temperature_1980_5.625deg.nc"
-    with xr.open_dataset(path) as dataset:
-        dataset.load()
-    dataset["t2m"][2, :3] = np.nan
-    write_netcdf(dataset.drop_encoding(), path)
-    assert run_check([str(tmp_path)]) == 1
-    out = capsys.readouterr().out
-    for text in (
-        "temperature has no year 1980",
-        "u_component_of_wind_1980_5.625deg.nc: it cannot be read",
-        "t2m: NaN at 1 times, first 1980-01-01T12; to prepare it, choose --on-nan",
-        "missing for the weather recipes: z_50,",
-        "cannot be used",
-    ):
-        assert text in out

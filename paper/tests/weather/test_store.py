@@ -366,8 +366,6 @@ def test_samples_of_files_equal_a_direct_computation(
         np.testing.assert_allclose(input.numpy(), np.stack(expected), rtol=2e-5, atol=2e-5)
         truth = np.stack([normalised[channel][start + 24] for channel in ("z_500", "t_850", "t2m")])
         np.testing.assert_allclose(target.numpy(), truth, rtol=2e-5, atol=2e-5)
-    assert main(["data", "check", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == described + "every byte is as it was written\n"
 
 
 @pytest.mark.parametrize(

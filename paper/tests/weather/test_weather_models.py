@@ -11,7 +11,7 @@ from smoe.nn import RoutedLayer
 from smoe.rules import Damping, RoutingClassification
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.task import Learning, build_optimizer, count_parameters
-from smoe_paper.weather.model import Setting, build_dry_task, build_model
+from smoe_paper.weather.model import Setting, build_model
 from smoe_paper.weather.recipes import WEATHER_RECIPES, AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
 from tiny_weather import tiny_recipe
 
@@ -120,9 +120,3 @@ def test_all_layers_hold_the_rule_of_the_recipe() -> None:
         built = build_model(model, learning, SMALL_SHAPE)
         layers = [layer for layer in built.modules() if isinstance(layer, RoutedLayer)]
         assert layers and all((layer.rule, layer.damping) == learning for layer in layers)
-
-
-def test_a_model_needs_no_store() -> None:
-    recipe = WEATHER_RECIPES["weather/rt"]
-    small = replace(recipe.model, filters=2, num_blocks=1)  # type: ignore[call-arg]
-    assert build_dry_task(replace(recipe, model=small)).input_shape == (118, 32, 64)

@@ -7,7 +7,7 @@ import pytest
 
 from smoe_paper.experiments.experiment import all_recipes, recipe_from_plain
 from smoe_paper.experiments.recipe import Adam
-from smoe_paper.weather.recipes import WEATHER_RECIPES, SpatialMoEResNetModel, WeatherData, WeatherRecipe
+from smoe_paper.weather.recipes import WEATHER_RECIPES, SpatialMoEResNetModel, WeatherData
 
 
 def test_the_two_ways_of_training_are_the_two_papers() -> None:
@@ -26,7 +26,6 @@ def test_the_two_ways_of_training_are_the_two_papers() -> None:
         (lambda: Adam(lr=-1.0), "lr must not be negative, got -1"),
         (lambda: SpatialMoEResNetModel(expert_ratio=0.5), "expert_ratio must be at least 1"),
         (lambda: SpatialMoEResNetModel(correlation_length=3.0), "belongs to gate_init='smooth'"),
-        (lambda: WeatherRecipe(routing_warmup_epochs=-1), "routing_warmup_epochs must not be negative"),
     ],
 )
 def test_options_that_make_no_sense(make: Any, message: str) -> None:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from smoe.cli.main import main
+from smoe_paper.atmosphere.fields import GRIDS
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.reproduction import plan_runs
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Row, Scale, draw_figures, markdown
-from smoe_paper.weather.model import make_task, setting_of
+from smoe_paper.experiments.task import Learning, build_optimizer
+from smoe_paper.weather.model import Setting, build_model
 from smoe_paper.weather.scores import store_references
 from smoe_paper.weather.tables import WEATHER_TABLES
 from tiny_weather import make_store, tiny_recipe
@@ -37,14 +39,14 @@ def test_every_row_takes_a_training_step_at_the_small_scale(row: Row) -> None:
     # Of the grid of the data, but with a batch and a network that take no time.
     size = {"width": 16, "depth": 1} if "ViT" in row.label else {"filters": 4, "num_blocks": 1}
     recipe = replace(recipe, model=replace(recipe.model, **size))  # type: ignore[arg-type]
-    setting = setting_of(recipe.data, None)  # type: ignore[arg-type]
-    task = make_task(recipe, setting)  # type: ignore[arg-type]
-    before = [parameter.detach().clone() for parameter in task.model.parameters()]
-    input = torch.randn(2, setting.in_channels, *setting.grid)
-    loss = task.loss(task.model(input), torch.randn(2, setting.out_channels, *setting.grid))
-    loss.backward()
-    task.optimizer.step()
-    assert any(not torch.equal(old, new) for old, new in zip(before, task.model.parameters(), strict=True))
+    grid = GRIDS["5.625deg"]
+    setting = Setting(11, 3, grid.shape, grid.latitude, torch.full(grid.shape, 0.5))
+    model = build_model(recipe.model, Learning.of(recipe), setting)
+    optimizer = build_optimizer(model, recipe.optimizer)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    model(torch.randn(2, 11, *grid.shape)).square().mean().backward()
+    optimizer.step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
 def test_the_rows_are_distinct_recipes_and_say_what_the_paper_says() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from smoe.command_line import UsageError
 from smoe.errors import suggest
@@ -14,24 +11,20 @@ from smoe_paper.benchmarks.registry import BENCHMARKS
 from smoe_paper.experiments.experiment import DataCommand, all_experiments, all_recipes, experiment_of
 
 SUBCOMMANDS = {
-    "check": "describe a data set and whether it can be used, and what is missing",
     "prepare": "write the compact store that training reads",
     "fetch": "fetch small real data sets that install by name",
 }
 
-DATA_HELP = """usage: smoe data check PATH [...]
-       smoe data check|prepare|fetch NAME [...]
+DATA_HELP = """usage: smoe data prepare|fetch NAME [...]
 
 {commands}
 
-`check` recognises the layout of a folder; with a NAME first, it is taken to be of that kind. `prepare` writes once what
-training reads: all channels of a time side by side, normalised, in memory-mapped files. It prints first how much
-disk that takes. If it is stopped, even by a kill, the same command continues after the last whole block.
+`prepare` checks the data and writes once what training reads: all channels of a time side by side, normalised, in
+memory-mapped files. It prints first how much disk that takes. If it is stopped, even by a kill, the same command
+continues after the last whole block.
 
 examples:
   smoe data fetch mnist
-  smoe data check data/mnist
-  smoe data check ~/weatherbench
   smoe data prepare weather --root ~/weatherbench --output stores/era5
   smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6
   smoe data prepare weather --root ~/cmip --years 1850 2014 --output stores/cmip --statistics-from stores/era5
@@ -57,9 +50,8 @@ def run_data(args: list[str]) -> int:
         )
         return 0 if rest else 2
     if rest[0] in commands:
-        return _function(commands[rest[0]])(rest[1:])
-    if subcommand == "check":
-        return _check(rest, commands)
+        module, _, function = commands[rest[0]].address.partition(":")
+        return getattr(importlib.import_module(module), function)(rest[1:])
     raise UsageError(f"smoe data {subcommand} knows no data {rest[0]!r}; {suggest(rest[0], commands)}")
 
 
@@ -71,26 +63,6 @@ def commands_of(subcommand: str) -> dict[str, DataCommand]:
         for (of, name), command in experiment.data_commands.items()
         if of == subcommand
     }
-
-
-def _check(args: list[str], commands: Mapping[str, DataCommand]) -> int:
-    path = next((Path(arg) for arg in args if not arg.startswith("-")), None)
-    if path is None:
-        raise UsageError("smoe data check needs a path (see smoe data check --help)")
-    names = list(commands)
-    # The first kind of data is opened, and described, if no other kind is recognised.
-    for name in [*names[1:], names[0]]:
-        if name == names[0] or _module(commands[name]).recognises(path):
-            return _function(commands[name])(args)
-    raise AssertionError
-
-
-def _function(command: DataCommand) -> Any:
-    return getattr(_module(command), command.address.partition(":")[2])
-
-
-def _module(command: DataCommand) -> Any:
-    return importlib.import_module(command.address.partition(":")[0])
 
 
 def _describe(subcommand: str, text: str) -> str:

@@ -63,19 +63,22 @@ def parse_with_places(kind: type[Any], places: list[str], args: list[str], prog:
     return parsed.options, given
 
 
-SHOW_HELP = """usage: smoe show RUN [--checkpoint best|last] [--split test|validation] [--data.PLACE PATH] [...]
+SHOW_HELP = """usage: smoe show RUN [--checkpoint best|last] [--data.PLACE PATH]
 
-Draws what a run learned into RUN/pictures and prints the paths: its scores by epoch, its routing, and what else the
-experiment has to show. --data.PLACE names data that were moved, or lie outside the run and the working directory.
-
-examples:
-  smoe show runs/first
-  smoe show runs/mnist-smoe-0 --split validation
-  smoe show runs/weather --init-times 2018-01-15T00 2018-07-15T00
-  smoe show runs/weather --layers blocks.0
-
-`smoe show RUN --help` lists every option.
+Draws what a run learned into RUN/pictures and prints the paths: its scores by epoch and its routing. --data.PLACE names
+data that were moved, or lie outside the run and the working directory. `smoe report RUN` shows more.
 """
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Draws what a run learned into RUN/pictures.
+
+    Attributes:
+        checkpoint: The best weights by the validation split, or the last ones.
+    """
+
+    checkpoint: Literal["best", "last"] = "best"
 
 
 def run_show(args: list[str]) -> int:
@@ -95,10 +98,8 @@ def run_show(args: list[str]) -> int:
         return show_fit(args)
     _, recipe = read_recipe(RunDirectory(path))
     experiment = find_experiment(recipe.experiment)
-    options, data = parse_with_places(experiment.show_options, data_places(recipe), args[1:], f"smoe show {path}")
-    splits = (options.split,) if experiment.draws_splits else ()
-    opened = open_run(path, options.checkpoint, splits, _notify, data)
-    for picture in experiment.draw(opened, options):
+    options, data = parse_with_places(ShowOptions, data_places(recipe), args[1:], f"smoe show {path}")
+    for picture in experiment.draw(open_run(path, options.checkpoint, (), _notify, data)):
         sys.stdout.write(f"{picture}\n")
     return 0
 

@@ -1,111 +1,14 @@
-"""`smoe data check` and `smoe data prepare` of ENS-10."""
+"""`smoe data prepare ens10`."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import tyro
+from typing import Literal
 
 from smoe.command_line import parse
-from smoe.errors import DataError
 from smoe.training import stopped_code
-
-if TYPE_CHECKING:
-    from smoe_paper.ens10.variables import EnsembleTask
-
-_MAX_COMPARED = 12
-
-
-@dataclass(frozen=True)
-class Check:
-    """Describes a folder of ENS-10 and checks whether the recipes can use it.
-
-    The exit code is 0 if it can be used and 1 otherwise, with the reasons.
-
-    Attributes:
-        path: Folder of ENS-10, preprocessed or as downloaded, or a store of `smoe data prepare ens10`.
-        quick: Read only headers. This takes seconds, but does not find damage inside files.
-    """
-
-    path: tyro.conf.Positional[Path]
-    quick: bool = False
-
-
-def recognises(path: Path) -> bool:
-    from smoe_paper.ens10.source import is_ens10
-
-    return (path / "statistics" / "zarr.json").exists() or is_ens10(path)
-
-
-def run_check(args: list[str]) -> int:
-    options = parse(Check, args, prog="smoe data check")
-    path, write = options.path, sys.stdout.write
-    if (path / "statistics" / "zarr.json").exists():
-        from smoe_paper.ens10.store import EnsembleStore
-
-        store = EnsembleStore.open(path)
-        write(store.describe())
-        if not options.quick:
-            store.verify()
-            write("every byte is as it was written\n")
-        return 0
-
-    from smoe_paper.ens10.variables import TASKS
-
-    usable = []
-    for task in TASKS.values():
-        try:
-            for fact in _describe_task(path, task, options.quick):
-                write(f"{task.name}: {fact}\n")
-            usable.append(task.name)
-        except DataError as error:
-            write(f"{task.name}: problem: {error}\n")
-    verdict = f"can be used for {', '.join(usable)}" if usable else "cannot be used"
-    write(f"{path}: ENS-10, {verdict}{', as far as the headers tell' if options.quick else ''}\n")
-    return 0 if usable else 1
-
-
-def _describe_task(path: Path, task: EnsembleTask, quick: bool) -> list[str]:
-    """Reads and checks every field of a task, or its headers."""
-    import numpy as np
-
-    from smoe.training.progress import ProgressBar
-    from smoe_paper.atmosphere.fields import describe_years, years_of
-    from smoe_paper.ens10.prepare import check_skill, make_plan
-    from smoe_paper.ens10.source import LEAD, open_efi, open_ens10, open_truth
-
-    source = open_ens10(path, task)
-    years = sorted(set(years_of(source.starts + LEAD).tolist()))
-    truth, efi_file = open_truth(path, task, source.grid), open_efi(path, task, source.grid)
-    plan, notices = make_plan(
-        source, truth, efi_file, Preparation(train_years=(years[0], max(years[0], years[-1] - 2)))
-    )
-    starts = np.array(plan.starts, "datetime64[D]")
-    if not quick:
-        means, truths = {}, {}
-        with ProgressBar() as bar:
-            bar.begin(len(source.starts), 0)
-            for start in source.order:
-                statistics, _ = source.read(start)
-                if start in starts:
-                    # Some adjacent dates are kept to compare them with the truth.
-                    field = truth.read(start + LEAD)
-                    if start in starts[-_MAX_COMPARED:]:
-                        means[start], truths[start] = statistics[2 * task.target_index].copy(), field
-                bar.advance(f"{task.name} {start}")
-        dates = sorted(means)
-        mean, actual = (np.stack([of[date] for date in dates]) for of in (means, truths))
-        check_skill(mean, actual, np.array(dates) + LEAD)
-    rows, columns = source.grid.shape
-    members = "10 members" if plan.has_members else "mean and spread of 10 members, no members: 5 are not possible"
-    return [
-        f"{len(source.starts)} forecasts from {source.starts[0]} to {source.starts[-1]} for {describe_years(years)}",
-        f"{source.kind}, {rows} x {columns}, {len(task.variables)} variables, {members}",
-        *notices,
-    ]
 
 
 @dataclass(frozen=True)

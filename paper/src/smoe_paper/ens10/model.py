@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from smoe.errors import DataError
 from smoe.regression._nets import UNet, start_as_torch
@@ -21,24 +18,11 @@ from smoe_paper.ens10.recipes import (
     UNetModel,
 )
 from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
-from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.task import DryTask, Learning, assemble_task, convert_net
-from smoe_paper.losses import GaussianCRPSLoss
+from smoe_paper.experiments.task import Learning, assemble_task, convert_net
+from smoe_paper.losses import gaussian_crps_loss
 from smoe_paper.models import Emos
 from smoe_paper.probabilistic_metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill
-
-
-@dataclass(frozen=True)
-class EnsembleSetting:
-    """Properties of the data on which a model depends; `in_channels` is the number of ensemble statistics."""
-
-    task: str
-    num_members: int
-    in_channels: int
-    grid: tuple[int, int]
-    latitude: tuple[float, ...] = ()
-    has_efi: bool = False
 
 
 def open_store(data: EnsembleData) -> EnsembleStore:
@@ -57,33 +41,16 @@ def open_store(data: EnsembleData) -> EnsembleStore:
     return store
 
 
-def setting_of(store: EnsembleStore) -> EnsembleSetting:
-    has_efi = store.efi is not None
-    num_channels = len(store.channels)
-    return EnsembleSetting(store.task, store.num_members, num_channels, store.grid.shape, store.grid.latitude, has_efi)
-
-
-def usual_setting() -> EnsembleSetting:
-    """Returns the setting of ENS-10's geopotential with ten members, for models without data."""
-    latitude = tuple(np.linspace(90.0, -90.0, 361).tolist())
-    return EnsembleSetting("z500", 10, len(TASKS["z500"].channels), (361, 720), latitude, has_efi=True)
-
-
 # Ranges by which ENS-10 scales the members for EMOS, in m2 s-2 and K.
 VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (218.0, 304.0)}
 
 
-def build_model(model: EnsembleModel, learning: Learning, setting: EnsembleSetting) -> torch.nn.Module:
+def build_model(model: EnsembleModel, learning: Learning, store: EnsembleStore) -> torch.nn.Module:
     """Returns a model from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`."""
-    match model:
-        case EmosModel():
-            if setting.task not in VALUE_RANGES:
-                raise ValueError(f"EMOS knows the range of {', '.join(VALUE_RANGES)}, not of {setting.task!r}")
-            return Emos(setting.num_members, VALUE_RANGES[setting.task])
-        case UNetModel():
-            return _make_unet(model, setting)
-        case SpatialMoEUNetModel():
-            return _convert(_make_unet(model, setting), model, learning, setting)
+    if isinstance(model, EmosModel):
+        return Emos(store.num_members, VALUE_RANGES[store.task])
+    net = UNet(len(store.channels), filters=model.filters, padding_mode=model.padding_mode)
+    return net if isinstance(model, UNetModel) else _convert(net, model, learning, store)
 
 
 def trunk(name: str) -> str:
@@ -91,18 +58,14 @@ def trunk(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _make_unet(model: UNetModel | SpatialMoEUNetModel, setting: EnsembleSetting) -> UNet:
-    return UNet(setting.in_channels, filters=model.filters, padding_mode=model.padding_mode)
-
-
-def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, setting: EnsembleSetting) -> torch.nn.Module:
+def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, store: EnsembleStore) -> torch.nn.Module:
     """Replaces the 3x3 convolutions by SMoE layers with the same biases and initialisation."""
     return convert_net(
         net,
         model,
         learning,
         lambda layer: start_as_torch(layer.weight, layer.bias),
-        example_input=torch.zeros(1, setting.in_channels, *setting.grid),
+        example_input=torch.zeros(1, len(store.channels), *store.grid.shape),
         share_gates=model.share_gates,
         predicate=lambda name, _: model.converts_head or trunk(name) != "head",
         gate_group=trunk,
@@ -113,18 +76,14 @@ def build_task(recipe: EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify:
     """Makes everything that the training loop needs."""
     store = open_store(recipe.data)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
-    return make_task(recipe, setting_of(store), samples)
+    return make_task(recipe, store, samples)
 
 
-def make_task(
-    recipe: EnsembleRecipe,
-    setting: EnsembleSetting,
-    samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
-) -> Task:
+def make_task(recipe: EnsembleRecipe, store: EnsembleStore, samples: Mapping[str, EnsembleSamples]) -> Task:
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, Learning.of(recipe), setting)
-    loss = GaussianCRPSLoss(setting.latitude if recipe.weighs_latitudes else None)
-    return assemble_task(recipe, model, loss, make_scores(setting), samples, EnsembleSamples.collate)
+    model = build_model(recipe.model, Learning.of(recipe), store)
+    metrics = make_scores(has_efi=store.efi is not None)
+    return assemble_task(recipe, model, gaussian_crps_loss, metrics, samples, EnsembleSamples.collate)
 
 
 def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify: Notify = print) -> EnsembleSamples:
@@ -147,16 +106,7 @@ def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify:
     return samples
 
 
-def make_scores(setting: EnsembleSetting) -> list[Metric]:
-    """Returns CRPS with and without area weights, spread over skill, and EECRPS if the EFI is known."""
-    scores: list[Metric] = [GaussianCRPS(), GaussianCRPS(setting.latitude), GaussianSpreadSkill()]
-    return [*scores, EECRPS(), EECRPS(setting.latitude), EfiDates()] if setting.has_efi else scores
-
-
-def build_dry_task(recipe: EnsembleRecipe) -> DryTask:
-    """Makes the task without reading fields; without a store, for ENS-10's grid."""
-    setting = usual_setting() if recipe.data.store is None else setting_of(open_store(recipe.data))
-    num_channels = setting.num_members if isinstance(recipe.model, EmosModel) else setting.in_channels
-    # Truth, mean and spread of the ensemble, and the EFI.
-    num_targets = 3 + setting.has_efi
-    return DryTask(make_task(recipe, setting), (num_channels, *setting.grid), (num_targets, *setting.grid))
+def make_scores(*, has_efi: bool) -> list[Metric]:
+    """Returns CRPS, spread over skill, and EECRPS if the EFI is known."""
+    scores: list[Metric] = [GaussianCRPS(), GaussianSpreadSkill()]
+    return [*scores, EECRPS(), EfiDates()] if has_efi else scores

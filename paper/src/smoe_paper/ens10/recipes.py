@@ -107,9 +107,6 @@ class EnsembleRecipe(Recipe):
 
     The tolerances of the rule are in units of the loss, those of the data for each unit of a layer's output; see
     `smoe.ops._classification.choice_errors`.
-
-    Attributes:
-        weighs_latitudes: Weigh the loss by the area of the pixels; ENS-10 does not.
     """
 
     experiment: ClassVar[str] = "ens10"
@@ -119,7 +116,6 @@ class EnsembleRecipe(Recipe):
     rule: Rule = ENSEMBLE_RULE
     optimizer: Adam | SgdMomentum = ENSEMBLE_OPTIMIZER
     training: TrainingPlan = ENSEMBLE_TRAINING
-    weighs_latitudes: bool = False
 
 
 ENSEMBLE_RECIPES = {
@@ -168,7 +164,9 @@ _PRINTED = {
 
 
 def paper_results(recipe: str, task: str, members: int) -> tuple[PublishedResult, ...]:
-    """Returns the CRPS and EECRPS that the paper prints for a model, a variable and a number of members."""
+    """CRPS and EECRPS that the paper prints for a model, a variable and a number of members; nothing for others."""
+    if (recipe, "crps") not in _PRINTED or members not in MEMBERS:
+        return ()
     results: list[PublishedResult] = []
     for metric in ("crps", "eecrps"):
         mean, spread = _PRINTED[recipe, metric][task][MEMBERS.index(members)]

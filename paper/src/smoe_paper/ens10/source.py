@@ -23,7 +23,7 @@ from smoe_paper.atmosphere.fields import (
     read_times,
 )
 from smoe_paper.atmosphere.variables import Variable, check_plausible, check_units
-from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, EnsembleTask, EnsembleVariable
+from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, EnsembleTask, EnsembleVariable
 
 LEAD = np.timedelta64(LEAD_DAYS, "D")
 _EFI = Variable("efi", "efi", "1", (-1.2, 1.2), varies=False, unit_names=("", "dimensionless"))
@@ -308,12 +308,6 @@ class PreprocessedSource(EnsembleSource):
 
     def read(self, start: np.datetime64) -> tuple[np.ndarray, np.ndarray | None]:
         return np.stack([fields.read(start + LEAD) for fields in self._fields]), None
-
-
-def is_ens10(path: Path) -> bool:
-    if not path.is_dir():
-        return False
-    return any(path.glob("ENS10_*.nc")) or any(find_member_files(path, task) for task in TASKS.values())
 
 
 def open_ens10(root: Path, task: EnsembleTask, num_members: int = NUM_MEMBERS) -> EnsembleSource:

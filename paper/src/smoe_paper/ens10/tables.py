@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from smoe.rules import Frozen, RoutingClassification, Rule
 from smoe_paper.ens10.recipes import (
@@ -18,14 +18,8 @@ from smoe_paper.ens10.recipes import (
     SpatialMoEUNetModel,
     paper_results,
 )
-from smoe_paper.experiments.experiment import DataCommand, EvaluateOptions, Experiment, Notify
-from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.experiment import DataCommand, Experiment
 from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from smoe_paper.experiments.task import OpenRun
 
 Task = Literal["z500", "t850", "t2m"]
 
@@ -39,13 +33,9 @@ def store_folder(data: EnsembleData, folder: Path) -> Path:
     return folder / f"{data.task}-{data.members}"
 
 
-# Corrections without training, by their label: see `fit_maps`.
-MAPS = {"raw": "raw ensemble", "mean-errors": "map of mean errors", "point-emos": "EMOS at each point, closed form"}
-
-
-def reference_name(task: str, members: int, scale: str, kind: str = "raw") -> str:
+def reference_name(task: str, members: int, scale: str) -> str:
     """Returns the key of the stored scores of a raw ensemble."""
-    return f"{kind}-{task}-{members}-{scale}"
+    return f"raw-{task}-{members}-{scale}"
 
 
 def _metrics(task: Task) -> tuple[ShownMetric, ...]:
@@ -68,9 +58,7 @@ def _variable(task: Task) -> ResultTable:
         for members in MEMBERS
         for recipe_name, label in _LABELS.items()
     ]
-    references = tuple(
-        reference_name(task, members, scale, kind) for scale in _SCALES for kind in MAPS for members in MEMBERS
-    )
+    references = tuple(reference_name(task, members, scale) for scale in _SCALES for members in MEMBERS)
     title = f"Correcting an ensemble's {_TITLES[task]}"
     return ResultTable(
         name, title, ("model", "ensemble"), tuple(rows), "Table 5", references=references, metrics=_metrics(task)
@@ -103,7 +91,7 @@ def _routing() -> ResultTable:
     columns = ("gate starts as", "routing learns by", "order")
     return ResultTable(
         name, "How the gates of a U-Net learn: T850 from ten members", columns, tuple(rows),
-        references=tuple(reference_name("t850", 10, scale, kind) for scale in _SCALES for kind in MAPS),
+        references=tuple(reference_name("t850", 10, scale) for scale in _SCALES),
         metrics=_metrics("t850"),
     )  # fmt: skip
 
@@ -163,23 +151,11 @@ class EnsembleExperiment(Experiment):
     recipe_type = EnsembleRecipe
     recipes = ENSEMBLE_RECIPES
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("check", "ens10"): DataCommand("smoe_paper.ens10.commands:run_check", "ENS-10, preprocessed or as downloaded"),
         ("prepare", "ens10"): DataCommand(
             "smoe_paper.ens10.commands:run_prepare", "--root DATA --output STORE --task z500 [--members 10]"
         ),
     }
     tables = ENS10_TABLES
-
-    def evaluate(self, run: OpenRun, options: EvaluateOptions) -> None:
-        self._call("scores", "print_run_scores", run, options.split)
-
-    def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._call("scores", "physical_predictions", run, split)
-
-    def store_references(
-        self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
-    ) -> None:
-        self._call("scores", "store_references", tables, scale, data, store, notify)
 
 
 ENS10 = EnsembleExperiment()

@@ -1,7 +1,7 @@
 """What an experiment provides, all experiments by name, and their recipes. Imports no torch.
 
 An experiment is a folder and one line in `EXPERIMENTS`. Its class states recipes and tables; what needs torch is found
-by name in its folder, in `model.py` or `pictures.py`: `build_task`, `build_dry_task`, `draw_run`, `report_parts`.
+by name in its folder, in `pictures.py`, `scores.py` or `model.py`: `build_task`, `report_parts`, `draw_tables`, ...
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from smoe.reports.parts import Classes, ErrorMap, Places
+    from smoe.reports.parts import Classes, Places
     from smoe.training.task import Task
-    from smoe_paper.experiments.task import DryTask, OpenRun
+    from smoe_paper.experiments.task import OpenRun
 
 EXPERIMENTS = {
     "heat": "smoe_paper.heat.tables:HEAT",
@@ -59,26 +59,8 @@ class EvaluateOptions:
 
 
 @dataclass(frozen=True)
-class ShowOptions:
-    """Draws what a run learned into RUN/pictures.
-
-    Attributes:
-        checkpoint: The best weights by the validation split, or the last ones.
-        split: Data whose predictions are drawn.
-    """
-
-    checkpoint: Literal["best", "last"] = "best"
-    split: Literal["test", "validation"] = "test"
-
-
-@dataclass(frozen=True)
 class DataCommand:
-    """A subcommand of `smoe data`.
-
-    Attributes:
-        address: `module:function`; it takes the list of arguments and returns an exit code. The module of a `check`
-            also has `recognises(path)`.
-    """
+    """A subcommand of `smoe data`: `module:function`, which takes a list of arguments and returns an exit code."""
 
     address: str
     text: str
@@ -92,7 +74,6 @@ class ReportParts:
         published: Results that publications print, by the name of the model; None for those of the recipes.
         regions: Number of the known region of each pixel, `(P,)`; None for those of the task, if it has any.
         filters: Filters that the experts should find, by their names, `(k, k)` each.
-        error_maps: Errors that are not root mean squared errors of a prediction; these are measured for all.
     """
 
     places: Places | None = None
@@ -102,7 +83,6 @@ class ReportParts:
     regions: np.ndarray | None = None
     filters: Mapping[str, np.ndarray] = field(default_factory=dict)
     classes: Classes | None = None
-    error_maps: tuple[ErrorMap, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
@@ -122,10 +102,6 @@ class Experiment:
 
     tables: ClassVar[TableSet]
     evaluate_options: ClassVar[type[EvaluateOptions]] = EvaluateOptions
-    show_options: ClassVar[type[ShowOptions]] = ShowOptions
-
-    draws_splits: ClassVar[bool] = True
-    """Whether `draw` needs the data of a split."""
 
     builds_without_data: ClassVar[bool] = False
     """Whether `build` without splits opens none of the places that the recipe's data name."""
@@ -139,29 +115,25 @@ class Experiment:
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {}
     """Subcommands of `smoe data` by subcommand and name of the data, such as `("prepare", "weather")`."""
 
-    def _find(self, module: str, function: str) -> Callable[..., Any] | None:
-        """A function of a module of the experiment's folder, or of its `model.py`."""
+    def _find(self, function: str) -> Callable[..., Any] | None:
+        """A function of the experiment's folder."""
         package = type(self).__module__.rpartition(".")[0]
-        for name in dict.fromkeys((module, "model")):
+        for name in ("pictures", "scores", "model"):
             if package and importlib.util.find_spec(f"{package}.{name}") is not None:
                 found = getattr(importlib.import_module(f"{package}.{name}"), function, None)
                 if found is not None:
                     return found
         return None
 
-    def _call(self, module: str, function: str, *args: Any) -> Any:
-        found = self._find(module, function)
+    def _call(self, function: str, *args: Any) -> Any:
+        found = self._find(function)
         if found is None:
-            raise NotImplementedError(f"{self.name} has no {function} in {module}.py")
+            raise NotImplementedError(f"{self.name} has no {function}")
         return found(*args)
 
     def build(self, recipe: Any, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
         """Makes everything that the training loop needs, with the data of the splits."""
-        return self._call("model", "build_task", recipe, splits, notify)
-
-    def build_dry(self, recipe: Any) -> DryTask:
-        """Makes the task without simulating or reading fields."""
-        return self._call("model", "build_dry_task", recipe)
+        return self._call("build_task", recipe, splits, notify)
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
         """What the paper prints for a recipe."""
@@ -170,20 +142,28 @@ class Experiment:
 
     def evaluate(self, run: OpenRun, options: Any) -> None:
         """Scores a run, which was opened with the split of the options, and prints a table."""
+        found = self._find("print_run_scores")
+        if found is not None:
+            return found(run, options)
         values = run.evaluate(options.split)
-        print_result(run.name, options.split, values, run.directory.path, self.published(run.name))
+        return print_result(run.name, options.split, values, run.directory.path, self.published(run.name))
 
     def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields predictions and truths of a split in physical units, batch by batch; here, as the network has them."""
-        return run.predict(split)
+        """Yields predictions and truths of a split, batch by batch, in physical units where the data have any."""
+        found = self._find("physical_predictions")
+        return run.predict(split) if found is None else found(run, split)
 
-    def draw(self, run: OpenRun, options: Any) -> list[Path]:
-        """Draws what a run learned into its folder and returns the pictures."""
-        return self._call("pictures", "draw_run", run, options)
+    def draw(self, run: OpenRun) -> list[Path]:
+        """Draws scores by epoch and what was learned into a run's folder; returns the pictures."""
+        found = self._find("draw_run")
+        if found is not None:
+            return found(run)
+        pictures = run.draw_curve(f"validation/{run.recipe.training.monitor}")
+        return pictures + run.draw_routing(self.report_parts(run, None).places)
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
         """What only the experiment knows about a run that was opened with a split; None for a report without data."""
-        found = self._find("pictures", "report_parts")
+        found = self._find("report_parts")
         return ReportParts() if found is None else found(run, split, notify)
 
     def prepare_evaluation(self, options: Any) -> None:
@@ -193,12 +173,15 @@ class Experiment:
         self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
     ) -> None:
         """Scores the forecasts without training that the tables show, unless they are stored."""
+        found = self._find("store_references")
+        if found is not None:
+            found(tables, scale, data, store, notify)
 
     def draw_tables(
         self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
     ) -> list[Path]:
         """Draws the figures of tables from stored runs, and from weights in `runs_dir`; returns the pictures."""
-        found = self._find("pictures", "draw_tables")
+        found = self._find("draw_tables")
         if found is None:
             return draw_figures(self.tables, tables, store, output_dir)
         return found(self.tables, tables, store, runs_dir, output_dir, data)
@@ -286,27 +269,34 @@ def print_result(
     values: Mapping[str, float],
     output_dir: Path,
     published: Sequence[PublishedResult] = (),
+    others: Mapping[str, Mapping[str, float]] | None = None,
     *,
     epochs: int | None = None,
     seconds: float | None = None,
 ) -> None:
-    """Prints the metrics of a run on a split, on the test split beside the paper's."""
+    """Prints the metrics of a run on a split, beside those of other predictions and, on the test split, the paper's."""
     from rich.console import Console
     from rich.table import Table
 
     paper = {result.metric: result for result in published if split == "test"}
+    columns = {"here": values, **(others or {})}
     table = Table(title=f"{name}, {split} split", title_justify="left")
-    for header in ("metric", "here", "paper"):
-        table.add_column(header, justify="left" if header == "metric" else "right")
-    for metric, value in values.items():
+    for header in ("metric", *columns, "paper"):
+        table.add_column(header, justify="left" if header == "metric" else "right", overflow="fold")
+    for metric in dict.fromkeys(metric for column in columns.values() for metric in column):
         result = paper.get(metric)
-        here = f"{value:.4f}" if abs(value) >= 1e-2 else f"{value:.3e}"
-        table.add_row(metric, here, "" if result is None else f"{result.mean} ± {result.spread:g}")
+        cells = [format_score(column[metric]) if metric in column else "" for column in columns.values()]
+        table.add_row(metric, *cells, "" if result is None else f"{result.mean} ± {result.spread:g}")
+    blanks = [""] * len(others or {})
     if epochs is not None:
         paper_epochs = next((str(result.epochs) for result in paper.values() if result.epochs is not None), "")
-        table.add_row("epochs", str(epochs), paper_epochs)
+        table.add_row("epochs", str(epochs), *blanks, paper_epochs)
     if seconds is not None:
-        table.add_row("seconds", f"{seconds:.0f}", "")
+        table.add_row("seconds", f"{seconds:.0f}", *blanks, "")
     console = Console(highlight=False)
     console.print(table)
     console.print(f"run directory: {output_dir}", markup=False, soft_wrap=True)
+
+
+def format_score(value: float) -> str:
+    return f"{value:.4f}" if abs(value) >= 1e-2 else f"{value:.3e}"

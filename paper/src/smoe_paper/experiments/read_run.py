@@ -82,11 +82,11 @@ def read_run(
     experiment = experiment_of(run.recipe)
     parts = experiment.report_parts(run, options.split, notify)
     unchanged, digest, sample = None, "", None
-    maps = parts.error_maps
+    maps: tuple[ErrorMap, ...] = ()
     if options.split is not None:
         notify(f"{label}: reading the {options.split} split")
         unchanged, digest, sample = read_split(run, options.split)
-        if not maps and parts.classes is None:
+        if parts.classes is None:
             notify(f"{label}: measuring errors on the {options.split} split")
             maps = measure_errors(experiment.predict(run, options.split), parts.places, parts.targets)
     model = run.task.model.cpu().eval()

@@ -99,7 +99,6 @@ class Recipe:
         model: Network.
         rule: How the gates of SMoE layers learn, such as rc or "rc(error_quantile=0.4)".
         damping: Damping of the experts' error, such as 0.1; None for the damping that the rule carries.
-        routing_warmup_epochs: Number of epochs before the gates learn and errors are damped.
         auxiliary: Further losses of the routing.
         optimizer: Optimiser of all parameters.
         training: Batches, schedule and stopping.
@@ -114,7 +113,6 @@ class Recipe:
     model: Any = None
     rule: Rule = field(default_factory=RoutingClassification.paper)
     damping: Damping | None = None
-    routing_warmup_epochs: int = 0
     auxiliary: AuxiliaryLosses = field(default_factory=AuxiliaryLosses)
     optimizer: Adam | SgdMomentum = field(default_factory=Adam)
     training: TrainingPlan = field(default_factory=TrainingPlan)
@@ -124,10 +122,6 @@ class Recipe:
     def plain(self) -> dict[str, Any]:
         """Every field and the name of the experiment, as dictionaries, lists, numbers and text."""
         return {"experiment": self.experiment, **to_plain(self)}
-
-    def __post_init__(self) -> None:
-        if self.routing_warmup_epochs < 0:
-            raise ValueError(f"routing_warmup_epochs must not be negative, got {self.routing_warmup_epochs}")
 
 
 @dataclass(frozen=True)

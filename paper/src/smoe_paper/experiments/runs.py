@@ -147,7 +147,7 @@ def train(
         places = {"init_from", *(f"data.{place}" for place in data_places(recipe))}
         may_differ = resumable_fields(recipe.training) | places
         directory.check(plain, resume=resume, may_differ=may_differ)
-        check_monitor(recipe.training, metric_names(experiment.build_dry(recipe).task.metrics))
+        check_monitor(recipe.training, metric_names(experiment.build(recipe, (), _silence).metrics))
         has_begun = resume and directory.last_checkpoint.exists()
         if recipe.init_from is not None and not has_begun:
             check_initial_weights(recipe.init_from)
@@ -230,6 +230,10 @@ def _parse_stored(stored: dict[str, Any], place: str) -> tuple[str, Recipe]:
         return name, recipe_from_plain(stored["recipe"])
     except RecipeError as error:
         raise RunError(f"{place}: {error}") from error
+
+
+def _silence(text: str) -> None:
+    del text
 
 
 def set_num_threads(recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""The task of a recipe, with what belongs to no experiment: SMoE layers, optimiser, warm-up, auxiliary losses."""
+"""The task of a recipe, with what belongs to no experiment: SMoE layers, optimiser, auxiliary losses."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe import nn
+from smoe import nn, plot_routing
+from smoe.diagnostics import fixed_gates
 from smoe.losses import auxiliary_loss
-from smoe.nn import FrozenLearner, NoisyGate, RoutedLayer
+from smoe.nn import NoisyGate, RoutedLayer
 from smoe.ops import family_members
-from smoe.rules import Damping, Frozen, Rule
+from smoe.reports.parts import Places
+from smoe.rules import Damping, Rule
 from smoe.training import to_plain
 from smoe.training.distribution import make_accelerator
 from smoe.training.run_directory import RunDirectory
@@ -118,50 +120,6 @@ def start_layer(layer: nn.SpatialMoE2d, gates: GateOptions, start: Start) -> Non
         layer.gate.requires_grad_(False)
 
 
-class PausedLearner(FrozenLearner):
-    """Leaves the gate as it is, but keeps its parameters in the backward pass, with gradients of zero.
-
-    An optimiser then counts the steps of the warm-up for the gate too, in one process as in several, which expect a
-    gradient of every parameter that required one when the model was wrapped.
-    """
-
-    trains_scores = True
-
-
-@dataclass(frozen=True)
-class Paused(Frozen):
-    """The gate waits for the end of the warm-up."""
-
-    name: ClassVar[str] = "paused"
-    learner: ClassVar[Any] = PausedLearner
-
-
-class RoutingWarmup:
-    """Keeps the gates of a model as they start, and the error of the experts whole, during the first epochs.
-
-    Afterwards each layer has its rule and its damping again. The state of a rule starts anew then, so that a run that
-    is stopped and resumed at any time, also within the warm-up, equals one that was not.
-
-    Args:
-        model: Model whose SMoE layers wait; each continues with the rule and the damping it has now.
-    """
-
-    def __init__(self, model: torch.nn.Module, num_epochs: int) -> None:
-        if num_epochs < 0:
-            raise ValueError(f"the warm-up of the routing must not be negative, got {num_epochs} epochs")
-        self.num_epochs = num_epochs
-        self._settings = [
-            (layer, layer.rule, layer.damping) for layer in model.modules() if isinstance(layer, RoutedLayer)
-        ]
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Sets the rule and the damping of each layer for an epoch, numbered from 1."""
-        is_paused = epoch <= self.num_epochs
-        for layer, rule, damping in self._settings:
-            layer.rule = Paused() if is_paused else rule
-            layer.damping = None if is_paused else damping
-
-
 # As torchvision has them.
 _NORMS = (
     torch.nn.modules.batchnorm._BatchNorm,
@@ -223,7 +181,7 @@ def assemble_task(
     collate: Collate,
     **options: Any,
 ) -> Task:
-    """The task of a recipe, with its optimiser, its warm-up of the routing and its auxiliary losses."""
+    """The task of a recipe, with its optimiser and its auxiliary losses."""
     if recipe.auxiliary.is_any:
         _check_auxiliary(recipe.auxiliary, model)
         options["auxiliary_loss"] = partial(auxiliary_loss, **to_plain(recipe.auxiliary))
@@ -235,7 +193,6 @@ def assemble_task(
         {} if samples is None else samples,
         collate,
         recipe.seed,
-        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
         **options,
     )
 
@@ -249,16 +206,6 @@ def _check_auxiliary(auxiliary: AuxiliaryLosses, model: torch.nn.Module) -> None
     without_noise = next((gate for gate in gates if not isinstance(gate, NoisyGate)), None)
     if auxiliary.load and without_noise is not None:
         raise ValueError(f"auxiliary.load needs gates with noise, but {name} has a {type(without_noise).__name__}")
-
-
-@dataclass(frozen=True)
-class DryTask:
-    """A task without data."""
-
-    task: Task
-    input_shape: tuple[int, ...]
-    target_shape: tuple[int, ...]
-    num_classes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -309,6 +256,20 @@ class OpenRun:
         path = self.directory.pictures / "accuracy.png"
         titles = {key: key.replace("_", " ").replace("/", ", ") for key in keys}
         draw_scores(history, titles, path, reference=reference, is_maximum=True)
+        return [path]
+
+    def draw_routing(self, places: Places | None) -> list[Path]:
+        """Draws the routing of each gate with a choice that is the same for all inputs; returns the picture, if any."""
+        model = self.model.cpu().eval()
+        if not any(gate.num_experts > 1 for gate in fixed_gates(model).values()):
+            return []
+        where: dict[str, Any] = {}
+        if places is not None and places.kind == "mesh":
+            where = {"coords": places.coordinates, "triangles": places.triangles}
+        elif places is not None and places.rows is not None and places.columns is not None:
+            where = {"coords": {axis.name: axis.values for axis in (places.rows, places.columns)}}
+        path = self.directory.pictures / "routing.png"
+        plot_routing(model, path, title=self.name, **where)
         return [path]
 
     def _prepare(self) -> tuple[Accelerator, torch.nn.Module]:

@@ -18,7 +18,7 @@ from smoe_paper.baselines.layers import CondConv2d, CoordConv2d, LocallyConnecte
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.baselines.patch_moe import patch_moe_loss
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.task import DryTask, Learning, assemble_task
+from smoe_paper.experiments.task import Learning, assemble_task
 from smoe_paper.heat.data import HeatPairs, diffusion_stencil, make_region_map, make_split
 from smoe_paper.heat.recipes import (
     ConvNetModel,
@@ -154,9 +154,3 @@ def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
         HeatPairs.collate,
         **options,
     )
-
-
-def build_dry_task(recipe: HeatRecipe) -> DryTask:
-    rows, columns = make_region_map(recipe.data).shape
-    field = (1, int(rows), int(columns))
-    return DryTask(build_task(recipe, ()), field, field)

@@ -219,7 +219,6 @@ class HeatRecipe(Recipe):
     loss: Literal["mse", "mae"] = "mse"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.loss not in ("mse", "mae"):
             raise ValueError(f"loss must be mse or mae, got {self.loss!r}")
 

@@ -272,7 +272,6 @@ class HeatExperiment(Experiment):
     recipe_type = HeatRecipe
     recipes = HEAT_RECIPES
     published_results = PUBLISHED
-    draws_splits = False
     is_simulated = True
     tables = TableSet(
         name="heat",

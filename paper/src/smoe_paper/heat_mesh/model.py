@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.nn import GraphMoE, HEALPixMoE, RoutedLayer, SpatialMoE1d, SpatialMoE3d
+from smoe.reports.parts import Places
 from smoe.rules import Rule
 from smoe.training.task import Task
-from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.task import DryTask, Learning, assemble_task
+from smoe_paper.experiments.experiment import SPLITS, Notify, ReportParts
+from smoe_paper.experiments.task import Learning, OpenRun, assemble_task
 from smoe_paper.heat.data import HeatPairs
 from smoe_paper.heat_mesh.data import Domain, make_domain, make_regions, make_split
 from smoe_paper.heat_mesh.recipes import MeshModel, MeshMoEModel, MeshRecipe, SageModel
@@ -124,6 +125,15 @@ def build_task(recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
     )
 
 
-def build_dry_task(recipe: MeshRecipe) -> DryTask:
-    field = (1, *make_domain(recipe.data.domain).spatial_shape)
-    return DryTask(build_task(recipe, ()), field, field)
+def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
+    """The line, volume, sphere or surface of a run, and the true regions of its nodes."""
+    del split, notify
+    domain = make_domain(run.recipe.data.domain)
+    surface = {"coordinates": domain.coordinates, "triangles": domain.triangles}
+    is_grid = domain.full_degree is not None
+    return ReportParts(
+        places=Places("grid" if is_grid else "mesh", domain.spatial_shape, **({} if is_grid else surface)),
+        targets=(("temperature", ""),),
+        regions=make_regions(run.recipe.data),
+        data={"domain": f"{domain.name}, {domain.num_nodes:,} nodes"},
+    )

@@ -141,7 +141,6 @@ class MeshExperiment(Experiment):
     name = "heat-mesh"
     recipe_type = MeshRecipe
     recipes = MESH_RECIPES
-    draws_splits = False
     is_simulated = True
     tables = TableSet(
         name="heat-mesh",

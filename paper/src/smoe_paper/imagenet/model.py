@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 
 from smoe import nn
 from smoe.errors import DataError
-from smoe.reports.parts import Classes, Places
 from smoe.training.task import Metric, Task
 from smoe_paper.baselines.low_rank import LowRankLocal2d
-from smoe_paper.experiments.experiment import SPLITS, Notify, ReportParts, ShowOptions
-from smoe_paper.experiments.task import DryTask, Learning, OpenRun, assemble_task, convert_net, make_gate, start_layer
+from smoe_paper.experiments.experiment import SPLITS, Notify
+from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_gate, start_layer
 from smoe_paper.imagenet.folders import (
-    MEAN,
-    STD,
     AugmentedFolderImages,
     FolderImages,
     find_class_folders,
@@ -28,7 +23,6 @@ from smoe_paper.imagenet.folders import (
     hold_out,
 )
 from smoe_paper.imagenet.recipes import (
-    PUBLISHED,
     AddedSpatialMoEResNet50Model,
     ImageNetData,
     ImageNetModel,
@@ -194,58 +188,3 @@ def for_size(model: torch.nn.Module, size: int, mode: Literal["linear", "nearest
     """A copy of a network for images of another size, with interpolated gates and tables."""
     device = next(model.parameters()).device
     return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device), mode=mode)
-
-
-def build_dry_task(recipe: ImageNetRecipe) -> DryTask:
-    """Makes the task without reading images; without a folder, for the published classes."""
-    root, size = recipe.data.root, recipe.data.train_size
-    num_classes = NUM_CLASSES if root is None else len(find_class_folders(root / "train").classes)
-    return DryTask(make_task(recipe, num_classes), (3, size, size), (), num_classes)
-
-
-_NUM_CLASSES, _IMAGES_OF_CLASS = 10, 10
-
-
-def draw_run(run: OpenRun, options: ShowOptions) -> list[Path]:
-    """Accuracies by epoch, and the routing of each gate over mean images, on the grid of the training images."""
-    samples = run.task.splits[options.split]
-    assert isinstance(samples, FolderImages)
-    paper = PUBLISHED.get(run.name)
-    keys = ("validation/accuracy", "validation/top5_accuracy")
-    pictures = run.draw_curve(*keys, reference=("paper, top-1", paper.mean) if paper else None)
-    from smoe_paper.images.pictures import draw_gates
-
-    stem = run.directory.pictures / "routing"
-    return [*pictures, *draw_gates(run, mean_images(samples).numpy(), samples.images.classes, stem)]
-
-
-def mean_images(samples: FolderImages) -> torch.Tensor:
-    """Returns means of some images of the first classes, as brightness from 0 to 1, `(N, H, W)`."""
-    labels = samples.images.labels
-    means = []
-    for number in range(min(_NUM_CLASSES, len(samples.images.classes))):
-        views, _ = samples.__getitems__(np.flatnonzero(labels == number)[:_IMAGES_OF_CLASS].tolist())
-        colours = views * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
-        means.append(colours.mean(dim=(0, 1)))
-    brightness = torch.stack(means)
-    return (brightness / brightness.max().clamp_min(1e-12)).clamp(0.0, 1.0)
-
-
-def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
-    """Mean images of the first classes of a split; nothing without data."""
-    del notify
-    if split is None:
-        return ReportParts()
-    samples = run.task.splits[split]
-    assert isinstance(samples, FolderImages)
-    images = mean_images(samples).numpy()
-    names = tuple(samples.images.classes[: len(images)])
-    digest = hashlib.sha256("\n".join(map(str, samples.images.classes)).encode()).hexdigest()[:16]
-    return ReportParts(
-        places=Places("grid", images.shape[1:]),
-        classes=Classes(names, images),
-        data={
-            "images": f"{len(samples.images.labels):,} of {len(samples.images.classes):,} classes, {split} split",
-            "SHA-256 of the names of the classes": digest,
-        },
-    )

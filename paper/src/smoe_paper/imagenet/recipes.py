@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from smoe.options import Combiner
 from smoe.rules import RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
-from smoe_paper.experiments.experiment import DataCommand, Experiment
+from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.images.recipes import IMAGE_RULE, accuracy_result
@@ -194,7 +193,6 @@ class ImageNetRecipe(Recipe):
     label_smoothing: float = 0.1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
 
@@ -284,9 +282,6 @@ class ImageNetExperiment(Experiment):
     recipe_type = ImageNetRecipe
     recipes = IMAGENET_RECIPES
     published_results = PUBLISHED
-    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("check", "imagenet"): DataCommand("smoe_paper.imagenet.check:run_check", "class folders, train and val"),
-    }
     data_remedy = "a folder with train/<class>/*.JPEG and val/<class>/*.JPEG"
     tables = TableSet(
         name="imagenet",

@@ -5,16 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
 
 from smoe.command_line import parse
 from smoe.errors import DataError
 from smoe.training import temporary_folder, write_atomically
-from smoe_paper.images.data import LabelledImages, find_files, read_images
+from smoe_paper.images.data import LabelledImages, read_images
 from smoe_paper.images.recipes import IMAGE_SETS
 
 # The npm package holds the files as they were published, uncompressed.
@@ -103,53 +101,6 @@ _CLIENTS: Mapping[str, tuple[Callable[[Path], Path], str]] = {
         f"leaves them in /{_DEB_FOLDER}",
     ),
 }
-
-
-@dataclass(frozen=True)
-class Check:
-    """Describes image files and checks whether the recipes can use them.
-
-    The exit code is 0 if they can be used and 1 otherwise, with the reasons.
-
-    Attributes:
-        path: Folder of the files, or a folder of several such folders.
-    """
-
-    path: tyro.conf.Positional[Path]
-
-
-def _sets_in(root: Path) -> Iterator[str]:
-    for name in IMAGE_SETS:
-        try:
-            find_files(name, root, "test")
-        except DataError:
-            continue
-        yield name
-
-
-def recognises(path: Path) -> bool:
-    return any(_sets_in(path))
-
-
-def run_check(args: list[str]) -> int:
-    path, write = parse(Check, args, prog="smoe data check").path, sys.stdout.write
-    problems: list[str] = []
-    is_usable = False
-    for name in _sets_in(path):
-        try:
-            images = _read_all(name, path)
-        except DataError as error:
-            problems.append(str(error))
-            continue
-        counts = " and ".join(f"{len(part.labels):,} {kind}" for kind, part in images.items())
-        write(f"{path}: {IMAGE_SETS[name].title}, {counts} images: smoe train {name}/smoe --data.root {path}\n")
-        is_usable = True
-    if not is_usable:
-        # MNIST and Fashion-MNIST have the same file names: a problem of one may be the presence of the other.
-        known = ", ".join(image_set.title for image_set in IMAGE_SETS.values())
-        for line in problems or [f"{path}: no files of {known}"]:
-            write(f"problem: {line}\n")
-    return 0 if is_usable else 1
 
 
 @dataclass(frozen=True)

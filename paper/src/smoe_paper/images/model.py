@@ -14,7 +14,7 @@ from smoe.training.task import Metric, Task
 from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.task import DryTask, Learning, assemble_task, make_gate
+from smoe_paper.experiments.task import Learning, assemble_task, make_gate
 from smoe_paper.images.data import DrawnImages, ImageSamples, LabelledImages, read_images, split_training
 from smoe_paper.images.recipes import (
     IMAGE_SETS,
@@ -126,8 +126,3 @@ def make_splits(data: ImageData, splits: tuple[str, ...]) -> dict[str, ImageSamp
     if "test" in splits:
         found["test"] = read_images(data.name, data.root, "test")
     return {split: ImageSamples(found[split].images, found[split].labels, image_set.value_range) for split in splits}
-
-
-def build_dry_task(recipe: ImageRecipe) -> DryTask:
-    image_set = IMAGE_SETS[recipe.data.name]
-    return DryTask(make_task(recipe), image_set.image_shape, (), len(image_set.classes))

@@ -269,7 +269,6 @@ class ImageRecipe(Recipe):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
 

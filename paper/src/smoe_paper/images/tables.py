@@ -125,7 +125,6 @@ class ImageExperiment(Experiment):
     published_results = PUBLISHED
     builds_without_data = True
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("check", "images"): DataCommand("smoe_paper.images.fetch:run_check", "MNIST, Fashion-MNIST, CIFAR-10"),
         ("fetch", "mnist"): DataCommand("smoe_paper.images.fetch:run_mnist", "70,000 digits, 11.5 MB"),
         ("fetch", "fashion-mnist"): DataCommand(
             "smoe_paper.images.fetch:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,12 +13,10 @@ from smoe import nn
 from smoe.errors import DataError
 from smoe.training import to_plain
 from smoe.training.task import MeanLoss, Metric, Task
-from smoe_paper.atmosphere.fields import GRIDS
-from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 from smoe_paper.baselines.layers import LearnedChannels
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.task import DryTask, Learning, assemble_task, convert_net, make_gate, start_layer
+from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_gate, start_layer
 from smoe_paper.losses import LatitudeWeightedMSE
 from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 from smoe_paper.models import VisionTransformer, WeatherResNet
@@ -59,17 +56,11 @@ def open_store(data: WeatherData) -> WeatherStore:
     return WeatherStore.open(data.store)
 
 
-def setting_of(data: WeatherData, store: WeatherStore | None) -> Setting:
-    """Returns the setting of a store, or without one of the paper's data, with land one half everywhere."""
-    if store is None:
-        grid, channels, constants = GRIDS["5.625deg"], DEFAULT_INPUTS, DEFAULT_CONSTANTS
-        land = torch.full(grid.shape, 0.5)
-    else:
-        grid, channels, constants = store.grid, store.channels, store.constant_names
-        land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in constants else None
-    num_fields = len(data.context_hours) * len(data.inputs or channels)
-    num_constants = len(constants if data.constants is None else data.constants)
-    return Setting(num_fields + num_constants, len(data.targets), grid.shape, grid.latitude, land)
+def setting_of(data: WeatherData, store: WeatherStore) -> Setting:
+    land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in store.constant_names else None
+    num_fields = len(data.context_hours) * len(data.inputs or store.channels)
+    num_constants = len(store.constant_names if data.constants is None else data.constants)
+    return Setting(num_fields + num_constants, len(data.targets), store.grid.shape, store.grid.latitude, land)
 
 
 _Gated = AddedSpatialMoEModel | SpatialMoEResNetModel
@@ -193,20 +184,12 @@ def build_task(recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: 
     """Makes everything that the training loop needs."""
     store = open_store(recipe.data)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
-    return make_task(recipe, setting_of(recipe.data, store), samples, make_scores(recipe.data.targets, store))
-
-
-def make_task(
-    recipe: WeatherRecipe,
-    setting: Setting,
-    samples: Mapping[str, WeatherSamples] | None = None,
-    scores: Sequence[Metric] = (),
-) -> Task:
+    setting = setting_of(recipe.data, store)
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), setting)
     loss = LatitudeWeightedMSE(setting.latitude)
     regions = None if setting.land is None else (setting.land > 0.5).int()
-    metrics = [MeanLoss(loss), *scores]
+    metrics = [MeanLoss(loss), *make_scores(recipe.data.targets, store)]
     return assemble_task(recipe, model, loss, metrics, samples, WeatherSamples.collate, regions=regions)
 
 
@@ -242,11 +225,3 @@ def make_scores(targets: tuple[str, ...], store: WeatherStore) -> list[Metric]:
         score(targets, store.grid.latitude, scales, inverses=inverses)
         for score in (LatitudeWeightedRMSE, LatitudeWeightedMAE)
     ]
-
-
-def build_dry_task(recipe: WeatherRecipe) -> DryTask:
-    """Makes the task without reading fields; without a store, for the paper's grid."""
-    data = recipe.data
-    setting = setting_of(data, None if data.store is None else open_store(data))
-    input_shape, target_shape = (setting.in_channels, *setting.grid), (setting.out_channels, *setting.grid)
-    return DryTask(make_task(recipe, setting), input_shape, target_shape)

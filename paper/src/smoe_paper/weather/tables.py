@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
-from smoe_paper.experiments.experiment import DataCommand, EvaluateOptions, Experiment, Notify, ShowOptions
-from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.experiment import DataCommand, EvaluateOptions, Experiment
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.weather.recipes import (
-    PUBLISHED,
     RASP_CONSTANTS,
     RASP_TARGETS,
     WEATHER_RECIPES,
@@ -25,12 +23,8 @@ from smoe_paper.weather.recipes import (
     WeatherModel,
     WeatherRecipe,
     WeatherViTModel,
+    published_results,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from smoe_paper.experiments.task import OpenRun
 
 _Z, _T = "rmse_z_500", "rmse_t_850"
 
@@ -52,18 +46,6 @@ def reference_names(lead_hours: int) -> tuple[str, ...]:
     return tuple(f"{kind}-{lead_hours}h" for kind in ("persistence", "climatology", "weekly-climatology"))
 
 
-def published_results(recipe_name: str, lead_hours: int) -> tuple[PublishedResult, ...]:
-    """Returns the result that the paper prints for a recipe and a lead; nothing for an additional recipe."""
-    row = next((row for row in PUBLISHED if row.recipe == recipe_name.removesuffix("-rasp")), None)
-    if row is None:
-        return ()
-    source = f"Table 3, {lead_hours} h"
-    return tuple(
-        PublishedResult(metric, row.rmse[channel, lead_hours], row.spread[channel, lead_hours], None, source)
-        for metric, channel in ((_Z, "z_500"), (_T, "t_850"))
-    )
-
-
 def _models(num_days: int) -> ResultTable:
     name, lead_hours = f"weather/{num_days}-days", 24 * num_days
     rows: list[Row] = []
@@ -81,13 +63,12 @@ def _models(num_days: int) -> ResultTable:
     )
 
 
-def _smoe(rule: Rule, *, warmup: int = 0, gate_lr: float | None = None, **model: Any) -> WeatherRecipe:
+def _smoe(rule: Rule, *, gate_lr: float | None = None, **model: Any) -> WeatherRecipe:
     recipe = WEATHER_RECIPES["weather/smoe"]
     return replace(
         recipe,
         model=SpatialMoEResNetModel(**model),
         rule=rule,
-        routing_warmup_epochs=warmup,
         optimizer=replace(recipe.optimizer, gate_lr=gate_lr),
     )
 
@@ -108,7 +89,6 @@ def _routing() -> ResultTable:
         ("smooth", "q 0.7, damping 0.1", "score"): _smoe(RoutingClassification.paper(), gate_init="smooth"),
         ("smooth", "q 0.7, no damping", "score"): _smoe(_UNDAMPED, gate_init="smooth"),
         ("smooth", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, gate_init="smooth", order="index"),
-        ("smooth", "q 0.7, no damping, from epoch 3", "score"): _smoe(_UNDAMPED, gate_init="smooth", warmup=2),
         ("smooth", "q 0.7, no damping, gate at 1e-4", "score"): _smoe(_UNDAMPED, gate_init="smooth", gate_lr=1e-4),
         ("smooth", "q 0.95, no damping", "score"): _smoe(
             RoutingClassification(error_quantile=0.95), gate_init="smooth"
@@ -225,20 +205,6 @@ class WeatherEvaluateOptions(EvaluateOptions):
     forecasts: Path | None = None
 
 
-@dataclass(frozen=True)
-class WeatherShowOptions(ShowOptions):
-    """Draws scores by epoch, forecasts beside the truth, and the routing on the globe, a picture for each gate.
-
-    Attributes:
-        init_times: Start times of the forecasts to draw, such as 2018-01-15T00; the default is one from the
-            middle of the split.
-        layers: Draw only the routing of layers with this text in their name.
-    """
-
-    init_times: tuple[str, ...] = ()
-    layers: str = ""
-
-
 WEATHER_TABLES = TableSet(
     name="weather",
     metrics=(ShownMetric(_Z, "Z500", decimals=0), ShownMetric(_T, "T850", decimals=2)),
@@ -268,9 +234,7 @@ class WeatherExperiment(Experiment):
     recipe_type = WeatherRecipe
     recipes = WEATHER_RECIPES
     evaluate_options = WeatherEvaluateOptions
-    show_options = WeatherShowOptions
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("check", "weather"): DataCommand("smoe_paper.weather.commands:run_check", "WeatherBench, or CMIP like it"),
         ("prepare", "weather"): DataCommand("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
     }
     tables = WEATHER_TABLES
@@ -283,17 +247,6 @@ class WeatherExperiment(Experiment):
             from smoe.gridded import check_output
 
             check_output(options.forecasts)
-
-    def evaluate(self, run: OpenRun, options: WeatherEvaluateOptions) -> None:
-        self._call("scores", "print_run_scores", run, options.split, options.forecasts)
-
-    def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._call("scores", "physical_predictions", run, split)
-
-    def store_references(
-        self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
-    ) -> None:
-        self._call("scores", "store_references", tables, scale, data, store, notify)
 
 
 WEATHER = WeatherExperiment()

@@ -154,7 +154,7 @@ def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pyte
         store_run(store, scale.recipe(Row(("",), grid_recipe(quantile, 0.1)), 0), 100.0)
     store_run(store, grid_recipe(0.3, 0.1), 100.0)
     drawn: list[Any] = []
-    monkeypatch.setattr("smoe_paper.charts.draw_grids", lambda panels, *_, **__: drawn.extend(panels))
+    monkeypatch.setattr("smoe_paper.heat.pictures.draw_grids", lambda panels, *_, **__: drawn.extend(panels))
     draw_tables(HEAT.tables, HEAT.tables.select("heat/quantile-damping"), store, tmp_path, tmp_path, tmp_path)
     accuracy, epochs = drawn
     assert "small" in epochs.title

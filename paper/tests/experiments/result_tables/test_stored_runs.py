@@ -27,7 +27,6 @@ def test_every_field_that_has_an_effect_makes_the_key() -> None:
         replace(recipe, damping=Damping(0.2)),
         replace(recipe, optimizer=replace(recipe.optimizer, lr=2e-3)),
         replace(recipe, training=replace(recipe.training, batch_size=16)),
-        replace(recipe, routing_warmup_epochs=1),
         replace(recipe, init_from=Path("elsewhere")),
         replace(recipe, loss="mae"),
     ]
