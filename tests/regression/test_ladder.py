@@ -357,6 +357,46 @@ def test_a_rollout_is_the_prediction_of_predictions() -> None:
         model.rollout(both, 2)
 
 
+@pytest.mark.parametrize("objective", ["mse", "gaussian", "quantiles"])
+def test_several_leads_in_one_model_are_those_of_one_model_each(objective: str, tmp_path: Path) -> None:
+    y = seasonal(11)
+    options: dict[str, Any] = {"net": "damped", "objective": objective, **QUIET}
+    model = smoe.GridRegressor(lead=["3 months", "1 month"], **options).fit(y, y, test="2003:")
+    found = model.predict(y)
+    assert model.options.lead == "1 month, 3 months" and found["t2m"].dims[:2] == ("time", "lead_time")
+    np.testing.assert_array_equal(found["time"], y["time"])
+    assert found["lead_time"].values.tolist() == [720.0, 2160.0]
+    one = smoe.GridRegressor(lead="3 months", **options).fit(y, y, test="2003:")
+    expected = one.predict(y)
+    np.testing.assert_array_equal(found["valid_time"][:, 1], expected["time"])
+    np.testing.assert_allclose(found["t2m"].isel(lead_time=1), expected["t2m"], atol=1e-3)
+    if objective == "gaussian":
+        np.testing.assert_allclose(found["t2m_spread"].isel(lead_time=1), expected["t2m_spread"], atol=1e-3)
+    # The samples of both leads are those of the longer one, whose first lead is two months earlier.
+    table, alone = model.score(y, y), one.score(y, y)
+    assert table.targets == ("t2m_1_month", "t2m_3_months")
+    assert table.value("model", "t2m_3_months") == pytest.approx(alone.value("model"), rel=1e-4)
+    assert table.value("model", "t2m_1_month") < 0.95 * alone.value("model")
+    truth = y["t2m"].values[np.arange(156, 177) + 1]
+    middle = found["t2m"].isel(lead_time=0, time=slice(156, 177))
+    middle = middle.sel(quantile=0.5) if objective == "quantiles" else middle
+    squared = np.square((middle - truth).astype(np.float64)).weighted(cosines(y["lat"])).mean(["lat", "lon"])
+    assert table.value("model", "t2m_1_month") == pytest.approx(float(np.sqrt(squared.mean())), rel=1e-3)
+    model.save(tmp_path / "m")
+    xr.testing.assert_equal(smoe.GridRegressor.load(tmp_path / "m").predict(y), found)
+
+
+def test_several_leads_refuse_what_they_cannot_do() -> None:
+    y = seasonal()
+    model = smoe.GridRegressor(net="climatology", lead="1 month, 2 months", **QUIET).fit(y, y)
+    with pytest.raises(DataError, match="it has several leads"):
+        model.rollout(y, 2)
+    with pytest.raises(DataError, match="cannot be predicted from lazily"):
+        model.predict(y.chunk(time=50), lazy=True)
+    with pytest.raises(SmoeError, match="leads are in months or in days and hours, not in both"):
+        smoe.GridRegressor(lead=["1 month", "3D"])
+
+
 def test_every_time_is_scored_by_a_model_that_has_not_seen_it() -> None:
     y = seasonal()
     model = smoe.GridRegressor(net="climatology", lead="1 month", **QUIET)

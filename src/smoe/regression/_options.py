@@ -40,8 +40,8 @@ class RegressorOptions:
     """Options of a `GridRegressor`.
 
     Attributes:
-        lead: Time from an input to its target, such as `3D`, `6h`, `1 month`; None for inputs and targets of the same
-            time, and for forecasts that have lead times of their own.
+        lead: Time from an input to its target, such as `3D`, `6h`, `1 month`, or several of them, `6h, 24h`; None for
+            inputs and targets of the same time, and for forecasts that have lead times of their own.
         net: `layer`, one SMoE layer; `resnet`, residual blocks; `unet`, a U-Net, for grids only. On a mesh, the layers
             are those of HEALPix spheres for a HEALPix file and those of graphs for others; `graph` and `healpix` choose
             a `resnet` of these layers. `ladder` is the best of the simple models without a net; `persistence`,
@@ -159,6 +159,16 @@ class RegressorOptions:
             raise OptionError(f"validation_share must lie between 0 and 1, got {self.validation_share}")
         if not self.learning_rate > 0.0:
             raise OptionError(f"learning_rate must be positive, got {self.learning_rate}")
+
+    @property
+    def leads(self) -> tuple[str, ...]:
+        """The lead, or all of them, ascending."""
+        return () if self.lead is None else tuple(self.lead.split(", "))
+
+    @property
+    def last_lead(self) -> str | None:
+        """The longest lead."""
+        return self.leads[-1] if self.leads else None
 
     @property
     def outputs_per_target(self) -> int:

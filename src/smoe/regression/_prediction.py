@@ -25,7 +25,7 @@ from smoe.losses import gaussian_crps
 from smoe.regression._fitted import Fitted, run_net
 from smoe.regression._nets import Regression
 from smoe.regression._options import RegressorOptions
-from smoe.regression._preparation import lead_channel, memory_limit
+from smoe.regression._preparation import lead_channel, lead_name, memory_limit, without_lead
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -193,7 +193,35 @@ def predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarray
     )
     if options.missing == "fill":
         dataset.attrs["smoe_missing_inputs"] = "replaced by the mean of the pixel in the training period"
-    return dataset
+    return dataset if len(options.leads) < 2 else _along_leads(fitted, dataset, source, positions)
+
+
+def _along_leads(fitted: Fitted, dataset: xr.Dataset, source: FieldSource, positions: np.ndarray) -> xr.Dataset:
+    """Predictions of several leads in one dimension `lead_time`, beside the times of the inputs."""
+    xr, labels, time = import_xarray(), source.labels, fitted.layout.time[0]
+    assert labels is not None
+    leads = fitted.options.leads
+    starts = labels.seconds[positions]
+    valid = [_valid_seconds(fitted, source, positions, lead) for lead in leads]
+    names = dict.fromkeys(each.variable for each in without_lead(fitted.target_channels, fitted.options))
+    ends = ["", "_spread"] if fitted.options.objective == "gaussian" else [""]
+    joined = {}
+    for name in [name + end for name in names for end in ends]:
+        base, end = (name.removesuffix("_spread"), "_spread") if name not in names else (name, "")
+        parts = [dataset[lead_name(base, lead) + end] for lead in leads]
+        joined[name] = xr.concat(parts, "lead_time", coords="minimal", compat="override").transpose(time, ...)
+    used = [lead_name(name, lead) + end for name in names for lead in leads for end in ends]
+    parsed = [parse_lead(lead) for lead in leads]
+    # Months of 30 days.
+    hours = [each.seconds / 3600.0 + 720.0 * each.months for each in parsed]
+    coordinates = {
+        time: ((time,), labels.coordinate(starts, positions), {"standard_name": "forecast_reference_time"}),
+        "lead_time": (("lead_time",), hours, {"standard_name": "forecast_period", "units": "hours"}),
+        "valid_time": (
+            (time, "lead_time"), np.stack([labels.coordinate(each) for each in valid], 1), {"standard_name": "time"}
+        ),
+    }  # fmt: skip
+    return dataset.drop_vars(used).assign(joined).assign_coords(coordinates)
 
 
 def sample_times(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> Times:
@@ -213,8 +241,10 @@ def sample_times(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> 
     return starts, _valid_seconds(fitted, source, positions), lead
 
 
-def _valid_seconds(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> np.ndarray:
-    labels, lead = source.labels, parse_lead(fitted.options.lead)
+def _valid_seconds(
+    fitted: Fitted, source: FieldSource, positions: np.ndarray, lead_text: str | None = None
+) -> np.ndarray:
+    labels, lead = source.labels, parse_lead(lead_text or fitted.options.last_lead)
     assert labels is not None
     if lead.months and fitted.layout.months is not None:
         # The day and hour that the targets have in each month, so that predictions can be compared with them.
@@ -233,7 +263,7 @@ def sample_coordinates(
     if labels is None:
         return {}, (), ()
     if source.lead_times is None:
-        is_monthly = parse_lead(fitted.options.lead).months and fitted.layout.months is not None
+        is_monthly = parse_lead(fitted.options.last_lead).months and fitted.layout.months is not None
         dates = labels.coordinate(_valid_seconds(fitted, source, positions), None if is_monthly else positions)
         return {name: ((name,), dates, attributes)}, (name,), (len(positions),)
     num_leads = len(source.lead_times)

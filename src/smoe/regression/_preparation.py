@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smoe.errors import DataError, printable
+from smoe.errors import DataError, OptionError, printable
 from smoe.gridded import (
     Channel,
     FieldMoments,
     FieldSource,
     FieldTable,
+    Lead,
     OpenOptions,
     Pairs,
     Period,
@@ -39,6 +40,9 @@ from smoe.gridded import (
 )
 from smoe.regression._nets import check_net_name
 from smoe.regression._options import RegressorOptions
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class GridSamples:
@@ -152,6 +156,64 @@ def transformed(dataset: Any, names: Sequence[str], transform: str | None) -> An
     return dataset
 
 
+def join_leads(lead: Any) -> str:
+    """A lead, or several (a list, or text with commas) in ascending order, as text that `config.json` keeps."""
+    given = lead.split(",") if isinstance(lead, str) else lead if isinstance(lead, (list, tuple)) else [lead]
+    found = sorted({parse_lead(each) for each in given}, key=lambda each: (each.months, each.seconds))
+    if len({bool(each.months) for each in found}) > 1:
+        raise OptionError(f"leads are in months or in days and hours, not in both, got {lead!r}")
+    return ", ".join(map(str, found))
+
+
+def lead_name(variable: str, lead: str) -> str:
+    """Name of a variable at one of several leads, such as `t2m_6h`."""
+    return f"{variable}_{lead.replace(' ', '_')}"
+
+
+def open_targets(
+    y: Any, options: RegressorOptions, variables: Any, open_options: OpenOptions | None
+) -> tuple[xr.Dataset, Sequence[str] | None]:
+    """The targets as a data set, and the variables of it to use; for several leads, one variable for each.
+
+    At the time of the last lead lies what was before it, at the time of each other lead: a sample has one time.
+    """
+    dataset = open_fields(y, "targets", options.location, variables, open_options)
+    if len(options.leads) < 2:
+        return dataset, variables
+    source = FieldSource(dataset, variables, "targets")
+    time, labels, last = source.axes.time, source.labels, parse_lead(options.last_lead)
+    if labels is None or time is None:
+        return dataset, variables
+    rows = []
+    for each in map(parse_lead, options.leads):
+        row = np.arange(len(labels))
+        if each != last:
+            pairs = pair_by_time(labels, labels, Lead(last.seconds - each.seconds, last.months - each.months))
+            row = np.full(len(labels), -1)
+            row[pairs.targets] = pairs.inputs
+        rows.append(row)
+    kept = np.flatnonzero((np.stack(rows) >= 0).all(axis=0))
+    names = list(source.variable_axes)
+    times = {str(name): each.isel({time: kept}) for name, each in dataset.coords.items() if time in each.dims}
+    fields = {
+        lead_name(name, lead): dataset[name].isel({time: row[kept]}).drop_vars(times).assign_coords(times)
+        for name in names
+        for lead, row in zip(options.leads, rows, strict=True)
+    }
+    return dataset.drop_vars(names).isel({time: kept}).assign(fields), list(fields)
+
+
+def without_lead(channels: Sequence[Channel], options: RegressorOptions) -> tuple[Channel, ...]:
+    """Channels of several leads with the names of their variables."""
+    if len(options.leads) < 2:
+        return tuple(channels)
+    ends = [lead_name("", lead) for lead in options.leads]
+    return tuple(
+        replace(each, variable=each.variable.removesuffix(next(end for end in ends if each.variable.endswith(end))))
+        for each in channels
+    )
+
+
 def open_sources(
     x: Any,
     y: Any,
@@ -163,10 +225,10 @@ def open_sources(
     """Opens inputs and targets and compares their grids."""
     opened = open_fields(x, "inputs", options.location, input_variables, open_options)
     inputs = FieldSource(opened, input_variables, "inputs", with_series=True)
-    of_targets = open_fields(y, "targets", options.location, target_variables, open_options)
+    of_targets, target_variables = open_targets(y, options, target_variables, open_options)
     targets = FieldSource(of_targets, target_variables, "targets")
     if options.transform is not None:
-        same = find_references(inputs.channels, targets.channels, options.residual)
+        same = find_references(inputs.channels, without_lead(targets.channels, options), options.residual)
         names = [inputs.channels[number].variable for number in same if number >= 0]
         inputs = FieldSource(transformed(opened, names, options.transform), input_variables, "inputs", with_series=True)
         names = [channel.variable for channel in targets.channels]
@@ -201,9 +263,11 @@ def pair_sources(inputs: FieldSource, targets: FieldSource, options: RegressorOp
     """Aligns inputs and targets by time."""
     assert inputs.labels is not None
     assert targets.labels is not None
-    lead = parse_lead(options.lead)
+    lead = parse_lead(options.last_lead)
     if inputs.lead_times is None:
         return pair_by_time(inputs.labels, targets.labels, lead)
+    if len(options.leads) > 1:
+        raise DataError(f"the forecasts have lead times of their own: give one lead, or none, not {options.lead}")
     pairs = pair_by_time(inputs.labels, targets.labels, parse_lead(None), lead_times=inputs.lead_times)
     if options.lead is None:
         return pairs
@@ -268,7 +332,7 @@ def prepare(
 ) -> Prepared:
     """Makes samples of inputs and targets."""
     inputs, targets = open_sources(x, y, options, input_variables, target_variables, open_options)
-    reference = find_references(inputs.channels, targets.channels, options.residual)
+    reference = find_references(inputs.channels, without_lead(targets.channels, options), options.residual)
     pairs = pair_sources(inputs, targets, options)
     splits, found_periods = split_pairs(pairs, periods, options)
     used = np.unique(np.concatenate([split.inputs for split in splits.values()]))
@@ -296,7 +360,7 @@ def prepare(
                 raise DataError(f"every sample of {name} has missing values: set missing to 'fill', or mend the data")
     counts = {name: len(splits[name]) for name in ("train", "validation", "test") if name in splits}
     left_out = {
-        f"without a target{'' if options.lead is None else f' {options.lead} later'}": num_inputs - len(pairs),
+        f"without a target{'' if options.lead is None else f' {options.last_lead} later'}": num_inputs - len(pairs),
         "outside of the periods": len(pairs) - num_in_periods,
         "with missing values": num_in_periods - sum(counts.values()),
     }
@@ -309,7 +373,7 @@ def prepare(
     )
     lost = None
     if inputs.lead_times is None and inputs.labels is not None and targets.labels is not None:
-        lost = describe_lost(inputs.labels, targets.labels, parse_lead(options.lead))
+        lost = describe_lost(inputs.labels, targets.labels, parse_lead(options.last_lead))
     outliers = (find_outlier(input_table, inputs), find_outlier(target_table, targets))
     if len(splits["train"]) == num_train:
         statistics = gathering.finish()

@@ -53,7 +53,7 @@ from smoe.regression._nets import (
 )
 from smoe.regression._options import SIMPLE, NetName, RegressorOptions
 from smoe.regression._prediction import iterate_predictions, join_blocks, predict_positions, sample_coordinates
-from smoe.regression._preparation import Prepared, open_sources, pair_sources, prepare
+from smoe.regression._preparation import Prepared, join_leads, open_sources, pair_sources, prepare
 from smoe.regression._scores import ErrorSums, ScoreTable, find_weakness, make_table, score_samples
 from smoe.regression._training import BaseFields, GridObjective, NetSamples, judge, train_net
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
@@ -91,8 +91,7 @@ class GridRegressor:
         if isinstance(net, type):
             raise OptionError(f"net must be a name or a module, got the class {net.__name__}: give {net.__name__}(...)")
         if options.get("lead") is not None:
-            # A time difference as text, which config.json keeps.
-            options["lead"] = str(parse_lead(options["lead"]))
+            options["lead"] = join_leads(options["lead"])
         self._own_net: nn.Module | None = None
         if isinstance(net, nn.Module):
             self._own_net = net
@@ -383,7 +382,7 @@ class GridRegressor:
         if not is_chunked:
             raise DataError(f"lazy predictions need an xarray object that is chunked along {time}: x.chunk({time}=100)")
         source = open_inputs(fitted, x)
-        if source.lead_times is not None:
+        if source.lead_times is not None or len(fitted.options.leads) > 1:
             raise DataError("forecasts with start and lead times cannot be predicted from lazily: leave lazy out")
         dates = sample_coordinates(fitted, source, np.arange(source.num_positions))[0][time]
         one = self.predict(x.isel({time: slice(0, 1)}))
@@ -413,9 +412,10 @@ class GridRegressor:
         if steps < 1:
             raise OptionError(f"steps must be at least 1, got {steps}")
         missing = set(fitted.dynamic_variables) - {channel.variable for channel in fitted.target_channels}
-        lead = parse_lead(fitted.options.lead)
-        if missing or not (lead.seconds or lead.months):
+        lead = parse_lead(fitted.options.last_lead)
+        if missing or not (lead.seconds or lead.months) or len(fitted.options.leads) > 1:
             what = f"it does not predict {', '.join(sorted(missing))}" if missing else "it has no lead"
+            what = "it has several leads" if len(fitted.options.leads) > 1 else what
             raise DataError(f"the model cannot go on from its own predictions: {what}")
         source = open_inputs(fitted, x)
         if source.labels is None or source.lead_times is not None or fitted.options.outputs_per_target > 1:

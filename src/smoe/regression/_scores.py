@@ -21,7 +21,6 @@ from smoe.gridded import (
     Period,
     TimeLabels,
     are_same_units,
-    open_fields,
     parse_period,
     remaining_samples,
     samples_in,
@@ -37,7 +36,14 @@ from smoe.regression._prediction import (
     objective_errors,
     read_inputs,
 )
-from smoe.regression._preparation import GridSamples, lead_channel, pair_sources, transformed
+from smoe.regression._preparation import (
+    GridSamples,
+    lead_channel,
+    open_targets,
+    pair_sources,
+    transformed,
+    without_lead,
+)
 
 SCORES = "scores.json"
 
@@ -495,8 +501,9 @@ def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) ->
 
 
 def _check_targets(fitted: Fitted, y: Any, open_options: OpenOptions | None) -> FieldSource:
+    needed = without_lead(fitted.target_channels, fitted.options)
+    dataset, _ = open_targets(y, fitted.options, list(dict.fromkeys(each.variable for each in needed)), open_options)
     variables = list(dict.fromkeys(channel.variable for channel in fitted.target_channels))
-    dataset = open_fields(y, "targets", fitted.options.location, variables, open_options)
     dataset = transformed(dataset, variables, fitted.options.transform)
     targets = FieldSource(dataset, variables, "targets", like=fitted.target_channels)
     ours = [(channel.name, channel.units) for channel in fitted.target_channels]
