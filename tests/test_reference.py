@@ -56,7 +56,7 @@ def test_the_default_layer_takes_the_same_steps(num_candidates: int) -> None:
     assert layer._input_mean is not None
     layer._input_mean.start(layer.weight)
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (page, layer)]
-    for _ in range(3):
+    for _ in range(6):
         x, target = torch.randn(4, 2, 7, 5) + 2.0, torch.randn(4, 4, 7, 5)
         for each in optimizers:
             each.zero_grad()
@@ -66,10 +66,13 @@ def test_the_default_layer_takes_the_same_steps(num_candidates: int) -> None:
         torch.testing.assert_close(found_gradient, input_gradient)
         for each in optimizers:
             each.step()
-        page.step_gate()
+        page.own_step()
     state = layer.state_dict()
     torch.testing.assert_close(state["weight"], page.weight.detach().flatten(0, 1))
     torch.testing.assert_close(state["bias"], page.bias.detach().flatten())
-    torch.testing.assert_close(state["_affine.scale"], page.scale.detach())
+    for name in ("scale", "offset"):
+        start = 1.0 if name == "scale" else 0.0
+        assert (state[f"_affine.{name}"] - start).abs().max() > 1e-3
+        torch.testing.assert_close(state[f"_affine.{name}"], page.get_buffer(name).detach())
     torch.testing.assert_close(state["gate.keys"], page.get_buffer("keys").detach().flatten(0, 1))
     torch.testing.assert_close(state["gate.embedding.values"], page.get_buffer("embedding").detach())

@@ -54,6 +54,7 @@ def convert(
     share_gates: bool | None = None,
     gate_group: Callable[[str], object] | None = None,
     make_gate: MakeGate | None = None,
+    embedding: PixelEmbedding | None = None,
     start: Start | None = None,
     order: Order | None = None,
     bias: BiasOwner = "expert",
@@ -87,6 +88,8 @@ def convert(
             example those of the encoder.
         make_gate: Makes a gate of the number of experts, the number of selected experts and the grid, such as one
             that starts from a prior; it has an order of its own.
+        embedding: Embedding of the pixels for all layers of its grid, such as a `CoordinateEmbedding`; layers of other
+            grids have embeddings of their own.
         start: `random` experts, or `filters`: each filter becomes a family of equal experts, of which the gate selects
             one at each pixel. The converted network then computes what the model computed, and learns on from there.
             None for `filters` with families of experts, and otherwise `random`.
@@ -164,9 +167,19 @@ def convert(
             return TensorGate(*numbers, **options)
         group = None if gate_group is None else gate_group(change.name)
         grid = (change.spatial_shape, group, weight.device, weight.dtype)
-        gate = FactorisedGate(*numbers, embedding=embeddings.get(grid) if share_gates is None else None, **options)
+        shared = embeddings.get(grid) if share_gates is None else None
+        if embedding is not None and embedding.spatial_shape == change.spatial_shape:
+            shared = embedding
+        gate = FactorisedGate(*numbers, embedding=shared, **options)
         embeddings.setdefault(grid, gate.embedding)
         return gate
+
+    if embedding is not None:
+        grids = {change.spatial_shape for change in plan.changes}
+        if make_gate is not None or not is_factorised:
+            raise ValueError("embedding= is for the default gates of families: leave make_gate, rule and order out")
+        if embedding.spatial_shape not in grids:
+            raise ValueError(f"the embedding has the grid {embedding.spatial_shape}, but layers have {sorted(grids)}")
 
     layers = [(change, converted.get_submodule(change.name)) for change in plan.changes]
     learning = {gate_key(change, filters_of(old)[0]) for change, old in layers if requires_grad(old)}

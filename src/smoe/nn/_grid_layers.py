@@ -393,11 +393,11 @@ class GridMoE(FilterBank):
     def _infer(self, input: torch.Tensor) -> torch.Tensor | None:
         """The output without gradients, by one call of a kernel; None where it cannot be had so."""
         # Attributes of a module are found slowly, beside the kernel of a small layer.
-        weight, gate, affine = self._parameters.get("weight"), self.gate, self._modules.get("_affine")
+        weight, gate, affine = self._parameters.get("weight"), self.gate, self._affine
         is_simple = self._conv is None and not self._weighted and self._expert_channels == 1 and input.ndim > 3
         if not is_simple or gate.looks_at_input or self._bias_owner == "slot" or weight is None:
             return None
-        scale, offset = (None, None) if affine is None else (affine._parameters["scale"], affine._parameters["offset"])
+        scale, offset = (None, None) if affine is None else (affine.scale, affine.offset)
         if not is_unobserved(input, *(each for each in (weight, scale, offset) if each is not None)):
             return None
         routing = gate.decide(input)

@@ -1,8 +1,8 @@
-"""The steps by which gates learn beside the user's optimiser, as batch normalisation keeps statistics beside it.
+"""The steps by which gates and affine maps learn beside the user's optimiser, as batch normalisation keeps statistics.
 
-The numbers of a gate that learns so are buffers: no optimiser, learning rate, weight decay or clipping touches them,
+The numbers of a module that learns so are buffers: no optimiser, learning rate, weight decay or clipping touches them,
 and wrappers for several processes treat them as statistics. Backward passes add up their gradients as those of
-parameters, in `.grad`. When an optimiser steps that holds a parameter of the gate's layers, the sum of all processes
+parameters, in `.grad`. When an optimiser steps that holds a parameter of the layers, the sum of all processes
 becomes one step of Adam with a size of its own. Gradients that the user sets to None are forgotten with those of the
 layer: only what belongs to the step counts, with a loss scaler that skips steps, a line search, or two passes for a
 step.
@@ -43,6 +43,7 @@ class Steps(Memory):
     """
 
     units: torch.Tensor
+    noise: torch.Tensor
     num_steps: torch.Tensor
 
     def __init__(self, numbers: list[torch.Tensor]) -> None:
@@ -52,33 +53,46 @@ class Steps(Memory):
             self.register_buffer(f"square_{place}", torch.zeros_like(values, requires_grad=False))
         device = numbers[0].device if numbers else None
         self.register_buffer("units", torch.zeros(len(numbers), device=device))
+        # Mean square that the mean gradients would have if those of different steps had nothing in common.
+        self.register_buffer("noise", torch.zeros(len(numbers), device=device))
         self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64, device=device))
 
     @torch.no_grad()
-    def take(self, numbers: list[torch.Tensor], size: float, is_due: torch.Tensor | None = None) -> None:
+    def take(
+        self, numbers: list[torch.Tensor], size: float, is_due: torch.Tensor | None = None, *, is_shrunk: bool = False
+    ) -> None:
         """Moves the tensors against their gradients.
 
         Args:
             numbers: The tensors.
             size: Size of a step.
             is_due: Whether there is a step at all, a scalar that is not read on the host; None if there is.
+            is_shrunk: Multiply the size by the share of the mean gradient's square, over a tensor, that is no noise
+                (the estimator of James and Stein).
         """
         self.num_steps += 1 if is_due is None else is_due
         step = self.num_steps.float()
         for place, values in enumerate(numbers):
             if values.grad is None:
                 continue
-            unit = self.units[place]
-            size_found = torch.linalg.vector_norm(values.grad) / math.sqrt(max(1, values.numel()))
+            unit, noise, mean = self.units[place], self.noise[place], getattr(self, f"mean_{place}")
+            root = math.sqrt(max(1, values.numel()))
+            size_found = torch.linalg.vector_norm(values.grad) / root
             unit.copy_(torch.where(unit == 0.0, size_found.nan_to_num(0.0, 0.0, 0.0), unit))
             # No step by a gradient that is not finite, nor by zeros that no other gradient came before.
             is_skipped = (unit == 0.0) | (size_found - size_found != 0.0)
             if is_due is not None:
                 is_skipped |= is_due == 0
+            rate: Any = size
+            if is_shrunk:
+                # Without steps before, nothing is known: 0 / 0.
+                share = 1.0 - noise / (torch.linalg.vector_norm(mean) / root).square()
+                rate = size * share.nan_to_num(0.0).clamp(min=0.0)
+                new = _BETAS[0] ** 2 * noise + ((1.0 - _BETAS[0]) * size_found / unit).square()
+                noise.copy_(torch.where(is_skipped, noise, new))
             torch._fused_adam_(
-                *([values], [values.grad], [getattr(self, f"mean_{place}")], [getattr(self, f"square_{place}")]),
-                *([], [step]),
-                lr=size,
+                *([values], [values.grad], [mean], [getattr(self, f"square_{place}")], [], [step]),
+                lr=rate,
                 beta1=_BETAS[0],
                 beta2=_BETAS[1],
                 weight_decay=0.0,
@@ -98,6 +112,9 @@ class SelfTaught(SharedModule):
 
     step_size: float = 1e-2
     """Change of a number in one step."""
+
+    is_shrunk: bool = False
+    """Whether a step is smaller the more its gradients are noise."""
 
     steps: Steps | None
 
@@ -312,7 +329,7 @@ def _take_steps(modules: list[SelfTaught]) -> None:
     if not has_process_group():
         for module in modules:
             assert module.steps is not None
-            module.steps.take(module._own(), module.step_size)
+            module.steps.take(module._own(), module.step_size, is_shrunk=module.is_shrunk)
             module._forget()
         return
     if not modules:
@@ -332,5 +349,5 @@ def _take_steps(modules: list[SelfTaught]) -> None:
         numbers = module._own()
         for values in numbers:
             values.grad = next(found).view_as(values).to(values.dtype)
-        module.steps.take(numbers, module.step_size, is_due)
+        module.steps.take(numbers, module.step_size, is_due, is_shrunk=module.is_shrunk)
         module._forget()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import smoe
 from smoe.nn import CoordinateEmbedding
@@ -102,3 +104,15 @@ def test_state_fields_and_tables() -> None:
         embedding.at(places[:3])
     with pytest.raises(ValueError, match="latitude and longitude"):
         CoordinateEmbedding(4, torch.rand(5, 6, 3), sphere=True)
+
+
+def test_convert_gives_the_embedding_to_all_layers_of_its_grid() -> None:
+    net = nn.Sequential(*(nn.Conv2d(2, 2, 3, stride=stride, padding=1) for stride in (1, 1, 2)))
+    embedding, x = CoordinateEmbedding(4, torch.rand(6, 8, 2)), torch.randn(2, 2, 6, 8)
+    converted: Any = smoe.convert(net, example_input=x, embedding=embedding)
+    torch.testing.assert_close(converted(x), net(x))
+    assert [layer.gate.embedding is embedding for layer in converted] == [True, True, False]
+    with pytest.raises(ValueError, match=r"the grid \(6, 8\), but layers have \[\(4, 4\)\]"):
+        smoe.convert(nn.Conv2d(2, 2, 3, padding=1), example_input=torch.randn(1, 2, 4, 4), embedding=embedding)
+    with pytest.raises(ValueError, match="default gates"):
+        smoe.convert(net, example_input=x, embedding=embedding, rule="rc")

@@ -43,7 +43,7 @@ def loss_of(net: nn.Module, seed: int = 0) -> torch.Tensor:
 
 
 def numbers(net: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in net.named_buffers() if "gate" in name}
+    return {name: value.detach().clone() for name, value in net.named_buffers() if "gate" in name or "affine" in name}
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], **tolerance: Any) -> None:
@@ -61,7 +61,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, firs
 
 def test_numbers_of_the_gate_are_buffers_that_move_by_a_hundredth_in_each_step() -> None:
     net = make_net()
-    assert {name.rpartition(".")[2] for name, _ in net.named_parameters()} == {"weight", "bias", "scale", "offset"}
+    assert {name.rpartition(".")[2] for name, _ in net.named_parameters()} == {"weight", "bias"}
     before = numbers(net)
     train(net, torch.optim.SGD(net.parameters(), 1e-9), steps=1)
     moved = (numbers(net)["0.gate.keys"] - before["0.gate.keys"]).abs()
@@ -355,3 +355,68 @@ def test_compiled_passes_of_one_sample_learn_when_it_is_their_turn() -> None:
             optimizer.step()
     assert plain.gate.get_buffer("steps.num_steps") == 2
     assert_same(numbers(twin), numbers(plain), rtol=1e-3, atol=1e-5)
+
+
+def train_steadily(layer: nn.Module, steps: int) -> None:
+    optimizer = torch.optim.SGD(layer.parameters(), 0.0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(layer).backward()
+        optimizer.step()
+
+
+def test_maps_follow_steady_gradients_and_leave_noise() -> None:
+    changes = []
+    for is_steady in (True, False):
+        layer = smoe.SpatialMoE2d(2, 3, spatial_shape=GRID)
+        optimizer = torch.optim.SGD(layer.parameters(), 0.0)
+        for step in range(60):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(0 if is_steady else step)
+            (layer(data(step)[0]) * torch.randn(3, *GRID, generator=generator)).sum().backward()
+            optimizer.step()
+        assert layer._affine is not None
+        changes.append(float(layer._affine.offset.detach().abs().mean()))
+    steady, noisy = changes
+    assert steady > 1.5  # 60 steps of 0.03
+    assert noisy < 0.05 * steady
+
+
+def test_maps_learn_beside_a_frozen_gate_and_not_without_the_layer() -> None:
+    layer = smoe.SpatialMoE2d(2, 3, spatial_shape=GRID).freeze()
+    assert layer._affine is not None
+    train_steadily(layer, 5)
+    learned = layer._affine.offset.detach().clone()
+    assert learned.abs().max() > 0.0
+    layer.eval()
+    (gradient,) = torch.autograd.grad(loss_of(layer), [layer.weight])
+    assert gradient.abs().max() > 0.0 and layer._affine.offset.grad is None
+    layer.train().requires_grad_(False)
+    assert not layer(data()[0]).requires_grad
+    frozen = smoe.freeze(layer)
+    torch.testing.assert_close(frozen.get_parameter("_affine.offset").detach(), learned)
+    torch.testing.assert_close(frozen(data()[0]), layer.eval()(data()[0]))
+
+
+def test_maps_of_a_copy_go_on_with_its_own_layer() -> None:
+    layer = smoe.SpatialMoE2d(2, 3, spatial_shape=GRID)
+    train_steadily(layer, 5)
+    other = copy.deepcopy(layer)
+    train_steadily(other, 2)
+    assert layer._affine is not None and other._affine is not None
+    assert (other._affine.offset - layer._affine.offset).abs().max() > 0.0
+    train_steadily(layer, 2)
+    torch.testing.assert_close(other._affine.offset, layer._affine.offset)
+
+
+def test_maps_step_after_an_update_by_hand() -> None:
+    layer = smoe.SpatialMoE2d(2, 3, spatial_shape=GRID)
+    for step in range(4):
+        loss_of(layer, step).backward()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter -= 0.0 * parameter.grad  # type: ignore[operator]
+                parameter.grad = None
+    assert layer._affine is not None and layer._affine.steps is not None
+    layer.state_dict()  # takes the step that is due
+    assert int(layer._affine.steps.num_steps) == 4
