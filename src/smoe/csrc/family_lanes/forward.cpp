@@ -4,13 +4,12 @@
 //   y[b, s, p] = bias[e] + sum over c, t of weight[e, c, t] * x[b, c, source(p, t)],  e = indices[s, p]
 //
 //   lanes      16 families; a bit of a mask for each family and pixel says which expert is selected
-//   registers  sums of 7 pixels (as many as there are masks); per channel and tap both experts' weights are loaded
-//   once,
-//              and for each pixel blended by its mask and multiplied by its input, which is broadcast
+//   registers  sums of 6 pixels; per channel and tap both experts' weights are loaded once, and for each pixel blended
+//              by its mask and multiplied by its input, which is broadcast
 //   L1         the weights of a block of channels, [c][tap][2][16], used by all pixels of a band
 //   L2         the padded input of a band of output rows, and its sums [pixel][16]
 //
-// Loops: sample and band > 16 families > block of channels > 7 pixels. A unit of the first loop is made by one thread;
+// Loops: sample and band > 16 families > block of channels > 6 pixels. A unit of the first loop is made by one thread;
 // each output is summed in the order of channels and taps, whatever the bands and the threads. The cost does not depend
 // on the routing.
 //
@@ -35,32 +34,83 @@ using expert_lists::ceil_divide;
 using expert_lists::padded_row;
 using expert_lists::round_up;
 
-constexpr int kPixels = 7;                  // mask registers, but for the one that means "all"
+constexpr int kPixels = 6;                  // with 7, as many as there are masks, an odd number of blends waits
 constexpr int64_t kWeightBytes = 18 << 10;  // of a block of channels: a part of L1
-constexpr int64_t kInputBytes = 512 << 10;  // of a band: a part of L2
+constexpr int64_t kBandFloats = 192 << 10;  // of a band: a part of L2
 constexpr int64_t kPair = 2 * kLanes;       // weights of one channel and tap
 
+// A group of pixels: the places of their first taps, from the first float of a channel on, and their masks.
 struct Pixels {
-    const float* first[kPixels];  // padded input of the first channel and tap
-    __mmask16 masks[kPixels];
+    const int64_t* places;
+    const uint16_t* masks;
 };
 
 // One channel and tap.
-inline __attribute__((always_inline)) void add_tap(const Pixels& pixels, const float* weights, int64_t place,
+inline __attribute__((always_inline)) void add_tap(const Pixels& pixels, const float* weights, const float* input,
                                                    __m512 (&sums)[kPixels]) {
     const __m512 even = _mm512_load_ps(weights), odd = _mm512_load_ps(weights + kLanes);
-    __m512 chosen[kPixels];
-#pragma GCC unroll 7
-    for (int i = 0; i < kPixels; ++i) chosen[i] = _mm512_mask_blend_ps(pixels.masks[i], even, odd);
-    // All blends before the first multiply-add: in turns, they would wait for each other (87 instead of 113 GF/s).
-    __asm__(""
-            : "+v"(chosen[0]), "+v"(chosen[1]), "+v"(chosen[2]), "+v"(chosen[3]), "+v"(chosen[4]), "+v"(chosen[5]),
-              "+v"(chosen[6]));
-#pragma GCC unroll 7
     for (int i = 0; i < kPixels; ++i) {
-        sums[i] = _mm512_fmadd_ps(chosen[i], _mm512_set1_ps(pixels.first[i][place]), sums[i]);
+        const __m512 chosen = _mm512_mask_blend_ps(pixels.masks[i], even, odd);
+        sums[i] = _mm512_fmadd_ps(chosen, _mm512_set1_ps(input[pixels.places[i]]), sums[i]);
     }
 }
+
+// The channels of a 3 x 3 kernel, whose second and third rows of the input lie `second` and `third` floats after the
+// first. In assembly, because the blends of a tap must all stand before its multiply-adds (in turns, they wait for each
+// other: 91 instead of 113 GF/s), and because GCC moves addresses and masks in and out of registers.
+// clang-format off
+#define SMOE_BLEND(n, mask) "vblendmps %%zmm17, %%zmm16, %%zmm" #n "%{%%k" #mask "%}\n\t"
+#define SMOE_ADD(i, n, row, column) \
+    "vfmadd231ps 4*" #column "(%[" #row "],%[place" #i "],4)%{1to16%}, %%zmm" #n ", %%zmm" #i "\n\t"
+#define SMOE_TAP(number, row, column)                                                                           \
+    "vmovaps 128*" #number "(%[weights]), %%zmm16\n\t"                                                          \
+    "vmovaps 128*" #number "+64(%[weights]), %%zmm17\n\t"                                                       \
+    SMOE_BLEND(18, 1) SMOE_BLEND(19, 2) SMOE_BLEND(20, 3) SMOE_BLEND(21, 4) SMOE_BLEND(22, 5) SMOE_BLEND(23, 6) \
+    SMOE_ADD(0, 18, row, column) SMOE_ADD(1, 19, row, column) SMOE_ADD(2, 20, row, column)                      \
+    SMOE_ADD(3, 21, row, column) SMOE_ADD(4, 22, row, column) SMOE_ADD(5, 23, row, column)
+
+inline void add_channels_3x3(const Pixels& pixels, const float* weights, int64_t channels, int64_t channel_pitch,
+                             const float* input, int64_t second, int64_t third, float* sums) {
+    const float *row0 = input, *row1 = input + second, *row2 = input + third;
+    const int64_t pitch = channel_pitch * static_cast<int64_t>(sizeof(float)), *places = pixels.places;
+    __asm__ volatile(
+        "kmovw (%[masks]), %%k1\n\t"
+        "kmovw 2(%[masks]), %%k2\n\t"
+        "kmovw 4(%[masks]), %%k3\n\t"
+        "kmovw 6(%[masks]), %%k4\n\t"
+        "kmovw 8(%[masks]), %%k5\n\t"
+        "kmovw 10(%[masks]), %%k6\n\t"
+        "vmovaps (%[sums]), %%zmm0\n\t"
+        "vmovaps 64(%[sums]), %%zmm1\n\t"
+        "vmovaps 128(%[sums]), %%zmm2\n\t"
+        "vmovaps 192(%[sums]), %%zmm3\n\t"
+        "vmovaps 256(%[sums]), %%zmm4\n\t"
+        "vmovaps 320(%[sums]), %%zmm5\n\t"
+        ".p2align 6\n"
+        "1:\n\t"
+        SMOE_TAP(0, row0, 0) SMOE_TAP(1, row0, 1) SMOE_TAP(2, row0, 2)
+        SMOE_TAP(3, row1, 0) SMOE_TAP(4, row1, 1) SMOE_TAP(5, row1, 2)
+        SMOE_TAP(6, row2, 0) SMOE_TAP(7, row2, 1) SMOE_TAP(8, row2, 2)
+        "add %[pitch], %[row0]\n\t"
+        "add %[pitch], %[row1]\n\t"
+        "add %[pitch], %[row2]\n\t"
+        "add $128*9, %[weights]\n\t"
+        "dec %[channels]\n\t"
+        "jnz 1b\n\t"
+        "vmovaps %%zmm0, (%[sums])\n\t"
+        "vmovaps %%zmm1, 64(%[sums])\n\t"
+        "vmovaps %%zmm2, 128(%[sums])\n\t"
+        "vmovaps %%zmm3, 192(%[sums])\n\t"
+        "vmovaps %%zmm4, 256(%[sums])\n\t"
+        "vmovaps %%zmm5, 320(%[sums])\n\t"
+        : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights), [channels] "+r"(channels)
+        : [place0] "r"(places[0]), [place1] "r"(places[1]), [place2] "r"(places[2]), [place3] "r"(places[3]),
+          [place4] "r"(places[4]), [place5] "r"(places[5]), [pitch] "m"(pitch), [masks] "r"(pixels.masks),
+          [sums] "r"(sums)
+        : "cc", "memory", "k1", "k2", "k3", "k4", "k5", "k6", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm16",
+          "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23");
+}
+// clang-format on
 
 class Forward {
  public:
@@ -170,14 +220,16 @@ class Forward {
     }
 
     int64_t rows_per_band() const {
-        int64_t rows = ceil_divide(g_.output_height, ceil_divide(g_.threads, g_.batch));
-        const auto bytes = [&] {
-            return packed_rows(0, rows) * g_.channels * pitch_ * static_cast<int64_t>(sizeof(float));
-        };
+        const int64_t most = ceil_divide(g_.output_height, ceil_divide(g_.threads, g_.batch));
         // A slice at least: slices of a kernel overlap as wholes.
-        const int64_t least = g_.depth > 1 ? std::min(rows, output_slice_height(g_)) : 1;
-        while (rows > least && bytes() > kInputBytes) rows = std::max(least, rows / 2);
-        return rows;
+        const int64_t least = g_.depth > 1 ? std::min(most, output_slice_height(g_)) : 1;
+        // Input, sums, and as much as these for each of outputs, scales and offsets.
+        const auto floats = [&](int64_t rows) {
+            return packed_rows(0, rows) * g_.channels * pitch_ + 4 * rows * g_.output_width * kLanes;
+        };
+        int64_t rows = most;
+        while (rows > least && floats(rows) > kBandFloats) --rows;
+        return ceil_divide(most, ceil_divide(most, rows));
     }
 
     void make_band(int64_t sample, int64_t begin, int64_t end, float* sums, float* input) const {
@@ -186,42 +238,51 @@ class Forward {
         pack_input(x_ + sample * g_.channels * g_.height * g_.width, first_row, rows, input);
         const int64_t first_pixel = begin * g_.output_width, pixels = (end - begin) * g_.output_width;
         const int64_t most = std::max<int64_t>(kWeightBytes / (taps_ * kPair * 4), 1);
-        const int64_t parts = ceil_divide(g_.channels, most);
-        std::vector<int64_t> offsets;  // of the pixels' first taps
+        const int64_t parts = ceil_divide(g_.channels, most), groups = ceil_divide(pixels, kPixels);
+        std::vector<int64_t> places;
         for (int64_t row = begin; row < end; ++row) {
             const int64_t start = (padded_row(g_, row, 0) - first_row) * pitch_;
-            for (int64_t x = 0; x < g_.output_width; ++x) offsets.push_back(start + x * g_.stride);
+            for (int64_t x = 0; x < g_.output_width; ++x) places.push_back(start + x * g_.stride);
         }
+        // The last group repeats its last pixel, and the sums have room for it; its masks are those of no pixel.
+        places.resize(groups * kPixels, places.back());
         for (int64_t block = 0; block < blocks_; ++block) {
             const uint16_t* masks = masks_ + block * plane_ + first_pixel;
+            uint16_t last_masks[kPixels] = {};
+            std::copy(masks + (groups - 1) * kPixels, masks + pixels, last_masks);
             start_sums(block, masks, pixels, sums);
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t c = g_.channels * part / parts, count = g_.channels * (part + 1) / parts - c;
                 const float* weights = packed_weight_ + (block * g_.channels + c) * taps_ * kPair;
                 const float* ahead = weights + count * taps_ * kPair;
-                const int64_t lines = round_up(count * taps_ * kPair / ceil_divide(pixels, kPixels), kLanes);
-                for (int64_t pixel = 0; pixel < pixels; pixel += kPixels) {
-                    Pixels group;
-                    for (int64_t i = 0; i < kPixels; ++i) {
-                        // The last group repeats its last pixel; the sums have room for it.
-                        const int64_t number = std::min(pixel + i, pixels - 1);
-                        group.first[i] = input + c * channel_pitch + offsets[number];
-                        group.masks[i] = masks[number];
-                    }
-                    // The weights of the next part are on their way while those of this one are used.
+                const int64_t lines = round_up(count * taps_ * kPair / groups, kLanes);
+                for (int64_t group = 0; group < groups; ++group) {
+                    const int64_t pixel = group * kPixels;
+                    const Pixels them{places.data() + pixel, group + 1 < groups ? masks + pixel : last_masks};
+                    // On their way while this group is made: the weights of the next part, and what the outputs need.
                     for (const float* end = ahead + lines; ahead < end; ahead += kLanes)
                         __builtin_prefetch(ahead, 0, 2);
-                    float* place = sums + pixel * kLanes;
-                    if (g_.kernel_width == 3) {
-                        add_channels<3>(group, weights, count, channel_pitch, place);
-                    } else if (g_.kernel_width == 1) {
-                        add_channels<1>(group, weights, count, channel_pitch, place);
-                    } else {
-                        add_channels<0>(group, weights, count, channel_pitch, place);
-                    }
+                    if (part + 1 == parts) prefetch_outputs(sample, block, first_pixel, pixels, group, groups);
+                    add_channels(them, weights, count, channel_pitch, input + c * channel_pitch, sums + pixel * kLanes);
                 }
             }
             write(sample, block, first_pixel, pixels, sums);
+        }
+    }
+
+    // A share of what write() reads and writes of a band, in its order. Channels lie apart, so that no processor
+    // foresees it.
+    void prefetch_outputs(int64_t sample, int64_t block, int64_t first_pixel, int64_t pixels, int64_t group,
+                          int64_t groups) const {
+        const int64_t first = block * kLanes * plane_ + first_pixel;
+        const int64_t families = std::min<int64_t>(kLanes, g_.selected - block * kLanes);
+        const int64_t lines = ceil_divide(pixels, kLanes) * families;
+        for (int64_t line = lines * group / groups; line < lines * (group + 1) / groups; ++line) {
+            const int64_t place = first + line % families * plane_ + line / families * kLanes;
+            __builtin_prefetch(y_ + sample * g_.selected * plane_ + place, 1, 2);
+            if (scale_ == nullptr) continue;
+            __builtin_prefetch(scale_ + place, 0, 2);
+            __builtin_prefetch(offset_ + place, 0, 2);
         }
     }
 
@@ -254,24 +315,21 @@ class Forward {
         }
     }
 
-    template <int kColumns>  // of the kernel; 0: any number
     void add_channels(const Pixels& pixels, const float* weights, int64_t channels, int64_t channel_pitch,
-                      float* place) const {
+                      const float* input, float* place) const {
+        if (g_.kernel_width == 3 && g_.kernel_height == 3) {
+            add_channels_3x3(pixels, weights, channels, channel_pitch, input, kernel_rows_[1], kernel_rows_[2], place);
+            return;
+        }
         __m512 sums[kPixels];
-#pragma GCC unroll 7
         for (int i = 0; i < kPixels; ++i) sums[i] = _mm512_load_ps(place + i * kLanes);
-        const int64_t columns = kColumns > 0 ? kColumns : g_.kernel_width;
-        const int64_t *rows = kernel_rows_.data(), *end = rows + kernel_rows_.size();
-        for (int64_t c = 0; c < channels; ++c) {
-            for (const int64_t* row = rows; row < end; ++row) {
-                const int64_t start = c * channel_pitch + *row;
-#pragma GCC unroll 3
-                for (int64_t column = 0; column < columns; ++column, weights += kPair) {
-                    add_tap(pixels, weights, start + column, sums);
+        for (int64_t c = 0; c < channels; ++c, input += channel_pitch) {
+            for (const int64_t row : kernel_rows_) {
+                for (int64_t column = 0; column < g_.kernel_width; ++column, weights += kPair) {
+                    add_tap(pixels, weights, input + row + column, sums);
                 }
             }
         }
-#pragma GCC unroll 7
         for (int i = 0; i < kPixels; ++i) _mm512_store_ps(place + i * kLanes, sums[i]);
     }
 
@@ -285,17 +343,17 @@ class Forward {
                 expert_lists::transpose_square(sums, kLanes, y + pixel, plane_);
                 continue;
             }
-            float turned[kLanes * kLanes];
+            alignas(64) float turned[kLanes * kLanes];
             expert_lists::transpose_square(sums, kLanes, turned, kLanes);
+            const __mmask16 inside = static_cast<__mmask16>((1u << count) - 1);
             for (int64_t i = 0; i < families; ++i) {
-                const float* values = turned + i * kLanes;
                 const int64_t place = i * plane_ + pixel;
-                if (scale_ == nullptr) {
-                    std::copy_n(values, count, y + place);
-                    continue;
+                __m512 values = _mm512_load_ps(turned + i * kLanes);
+                if (scale_ != nullptr) {
+                    values = _mm512_fmadd_ps(values, _mm512_maskz_loadu_ps(inside, scale_ + first + place),
+                                             _mm512_maskz_loadu_ps(inside, offset_ + first + place));
                 }
-                const float *scale = scale_ + first + place, *offset = offset_ + first + place;
-                for (int64_t j = 0; j < count; ++j) y[place + j] = offset[j] + scale[j] * values[j];
+                _mm512_mask_storeu_ps(y + place, inside, values);
             }
         }
     }
