@@ -300,6 +300,24 @@ def test_a_transform_learns_other_units_and_predicts_in_those_of_the_data(transf
     xr.testing.assert_equal(smoe.GridRegressor.load(tmp_path / "m").predict(y), model.predict(y))
 
 
+def test_a_transform_may_be_a_function_and_its_inverse(tmp_path: Path) -> None:
+    y = seasonal(7)
+    y["t2m"][:] = np.exp(0.3 * (y["t2m"] - 280.0))
+    options: dict[str, Any] = {"net": "damped", "lead": "1 month", **QUIET}
+    functions = (np.log1p, np.expm1)
+    model = smoe.GridRegressor(transform=functions, **options).fit(y, y, test="2003:")
+    named = smoe.GridRegressor(transform="log1p", **options).fit(y, y, test="2003:")
+    np.testing.assert_allclose(model.predict(y)["t2m"], named.predict(y)["t2m"], rtol=1e-6)
+    assert model.score(y, y).value("model") == pytest.approx(named.score(y, y).value("model"))
+    assert model.set_params(filters=3).options.transform == "own"
+    model.save(tmp_path / "m")
+    with pytest.raises(DataError, match=r"give it as load\(path, transform=\(function, inverse\)\)"):
+        smoe.load(tmp_path / "m")
+    xr.testing.assert_equal(smoe.load(tmp_path / "m", transform=functions).predict(y), model.predict(y))
+    with pytest.raises(DataError, match="give it as transform="):
+        smoe.GridRegressor(transform="own", **options).fit(y, y)
+
+
 def test_values_that_a_transform_does_not_take_are_named() -> None:
     y = seasonal()
     y["t2m"][3, 2, 2] = -5.0

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoe._files import FileLock, LockedError, write_atomically
+from smoe._files import FileLock, LockedError, reason_not_to_write, write_atomically
 from smoe._integrity import checksum
 from smoe._plain import RecipeError, from_plain
 from smoe.diagnostics import fixed_choices, fixed_gates
@@ -57,7 +57,7 @@ from smoe.regression._nets import (
     wrap_own_net,
 )
 from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, RegressorOptions
-from smoe.regression._preparation import TRANSFORMS, Statistics, transformed
+from smoe.regression._preparation import Statistics, functions_of, transformed
 from smoe.version import __version__
 
 if TYPE_CHECKING:
@@ -391,7 +391,7 @@ class Fitted:
     def inverse(self, values: np.ndarray) -> np.ndarray:
         """Values in the units of the data."""
         name = self.options.transform
-        return values if name is None else TRANSFORMS[name][1](values).astype(np.float32)
+        return values if name is None else functions_of(name)[1](values).astype(np.float32)
 
     @property
     def pixel_weights(self) -> np.ndarray:
@@ -746,12 +746,19 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
+def load_model(path: Path, own_net: nn.Module | None = None, transform: str | None = None) -> Fitted:
     """Reads what `save_model` wrote."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     config = _read_config(path)
+    if config.options.transform == "own":
+        if transform is None:
+            raise DataError(
+                f"{path} was fitted with a transform of its user's own: give it as load(path, transform=(function, "
+                "inverse))"
+            )
+        config = replace(config, options=replace(config.options, transform=transform))
     try:
         tensors = load(_read_weights(path, config.weights_sha256))
     except (SafetensorError, OSError) as error:
@@ -890,13 +897,8 @@ def check_folder(path: Path) -> None:
         raise DataError(f"{path} is a file: choose a folder")
     if (path / CONFIG).exists():
         raise DataError(f"{path} holds a model already: choose another folder")
-    folder = path
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir():
-        raise DataError(f"{path} cannot be written: {folder} is a file")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise DataError(f"{path} cannot be written: {folder} is read-only for this user")
+    if (reason := reason_not_to_write(path)) is not None:
+        raise DataError(f"{path} cannot be written: {reason}")
 
 
 def without_nan(value: Any) -> Any:

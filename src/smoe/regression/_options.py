@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from smoe.errors import OptionError, suggest
 from smoe.training.plan import TRACKERS, Tracker
@@ -35,6 +36,21 @@ MACHINE_OPTIONS = ("max_memory_gb", "device", "num_threads", "num_workers", "log
 """Options of the machine that fits: neither stored with a model nor taken from its files."""
 
 
+class OwnTransform(str):
+    """A transform of the user's own: a function and its inverse, of arrays. Files keep that there was one: `own`."""
+
+    functions: tuple[Callable[[Any], Any], Callable[[Any], Any]]
+    __slots__ = ("functions",)
+
+    def __new__(cls, function: Callable[[Any], Any], inverse: Callable[[Any], Any]) -> OwnTransform:
+        found = super().__new__(cls, "own")
+        found.functions = (function, inverse)
+        return found
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.functions
+
+
 @dataclass(frozen=True)
 class RegressorOptions:
     """Options of a `GridRegressor`.
@@ -60,7 +76,8 @@ class RegressorOptions:
             `fill` inputs with the pixel's mean and leave targets out of the objective. Pixels without a value at any
             time, such as land in a field of the sea, are masked in any case.
         transform: Learn the targets, and inputs that they continue, as `log1p` or `sqrt`, for precipitation, or as
-            `logit`, for shares; predictions and scores are in the units of the data.
+            `logit`, for shares; in Python also a function of arrays and its inverse, `(numpy.cbrt, lambda x: x**3)`.
+            Predictions and scores are in the units of the data.
         lower: Lowest value that is predicted, such as 0 for precipitation; None: no bound.
         upper: Highest value that is predicted.
         regrid: Interpolate the inputs to the grid of the targets where they differ: bilinearly between rows and columns
@@ -96,7 +113,7 @@ class RegressorOptions:
     location: Literal["node", "face"] | None = None
     area_weights: bool = True
     missing: Missing = "refuse"
-    transform: Literal["log1p", "sqrt", "logit"] | None = None
+    transform: str | None = None
     lower: float | None = None
     upper: float | None = None
     regrid: bool = False
@@ -131,7 +148,7 @@ class RegressorOptions:
                 raise OptionError(
                     f"{name} must be one of {', '.join(known)}, got {value!r}; {suggest(str(value), known)}"
                 )
-        if self.transform not in (None, "log1p", "sqrt", "logit"):
+        if self.transform not in (None, "log1p", "sqrt", "logit", "own"):
             raise OptionError(f"transform must be log1p, sqrt or logit, got {self.transform!r}")
         if self.transform is not None and self.objective == "gaussian":
             raise OptionError("a transform has no spread in the units of the data: set the objective to quantiles")

@@ -39,7 +39,7 @@ from smoe.gridded import (
     split_off_last,
 )
 from smoe.regression._nets import check_net_name
-from smoe.regression._options import RegressorOptions
+from smoe.regression._options import OwnTransform, RegressorOptions
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -128,6 +128,15 @@ TRANSFORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 """What targets are learned as, and the way back."""
 
 
+def functions_of(transform: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """A transform and its inverse."""
+    if isinstance(transform, OwnTransform):
+        return transform.functions
+    if transform == "own":
+        raise DataError("the transform is one of its user's own: give it as transform=(function, inverse)")
+    return TRANSFORMS[transform]
+
+
 def transformed(dataset: Any, names: Sequence[str], transform: str | None) -> Any:
     """A data set with some of its variables transformed."""
     if transform is None:
@@ -135,7 +144,7 @@ def transformed(dataset: Any, names: Sequence[str], transform: str | None) -> An
 
     def checked(values: Any, name: str) -> Any:
         with np.errstate(invalid="ignore", divide="ignore"):
-            found = TRANSFORMS[transform][0](values)
+            found = functions_of(transform)[0](values)
         is_lost = ~np.isfinite(found) & np.isfinite(values)
         if is_lost.any():
             value = float(values[is_lost][0])

@@ -51,7 +51,7 @@ from smoe.regression._nets import (
     mesh_of_targets,
     wrap_own_net,
 )
-from smoe.regression._options import SIMPLE, NetName, RegressorOptions
+from smoe.regression._options import SIMPLE, NetName, OwnTransform, RegressorOptions
 from smoe.regression._prediction import iterate_predictions, join_blocks, predict_positions, sample_coordinates
 from smoe.regression._preparation import Prepared, join_leads, open_sources, pair_sources, prepare
 from smoe.regression._scores import ErrorSums, ScoreTable, find_weakness, make_table, score_samples
@@ -92,6 +92,8 @@ class GridRegressor:
             raise OptionError(f"net must be a name or a module, got the class {net.__name__}: give {net.__name__}(...)")
         if options.get("lead") is not None:
             options["lead"] = join_leads(options["lead"])
+        if isinstance(options.get("transform"), (tuple, list)):
+            options["transform"] = OwnTransform(*options["transform"])
         self._own_net: nn.Module | None = None
         if isinstance(net, nn.Module):
             self._own_net = net
@@ -507,15 +509,19 @@ class GridRegressor:
         save_model(self.fitted, Path(path), overwrite=overwrite)
 
     @classmethod
-    def load(cls, path: str | Path, *, net: nn.Module | None = None, progress: bool = True) -> GridRegressor:
+    def load(
+        cls, path: str | Path, *, net: nn.Module | None = None, transform: tuple[Any, Any] | None = None,
+        progress: bool = True,
+    ) -> GridRegressor:  # fmt: skip
         """Reads a model from a folder. No code of the folder is run.
 
         Args:
             path: Folder.
             net: The module itself, if the model was fitted with one of your own.
+            transform: The function and its inverse, if the model was fitted with your own.
             progress: Show progress in a later `fit`.
         """
-        fitted = load_model(Path(path), net)
+        fitted = load_model(Path(path), net, None if transform is None else OwnTransform(*transform))
         model = cls(net if net is not None else fitted.options.net, progress=progress)
         model.options = replace(fitted.options)
         model._fitted = fitted
@@ -581,19 +587,20 @@ def make_objective(
     return GridObjective(options.objective, tensor, options.quantiles if options.objective == "quantiles" else (), own)
 
 
-def load(path: str | Path, *, net: nn.Module | None = None) -> GridRegressor:
+def load(path: str | Path, *, net: nn.Module | None = None, transform: tuple[Any, Any] | None = None) -> GridRegressor:
     """Opens a model that `GridRegressor.save` or `smoe fit` wrote.
 
     Args:
         path: Folder of the model, wherever it was moved.
         net: The module itself, if it was fitted with one of your own.
+        transform: The function and its inverse, if it was fitted with your own.
 
     Raises:
         DataError: If the folder holds no model.
     """
     if (Path(path) / "recipe.json").is_file():
         raise DataError(f"{path} is a run of an experiment of the paper: smoe_paper.load opens it")
-    return GridRegressor.load(path, net=net)
+    return GridRegressor.load(path, net=net, transform=transform)
 
 
 def _blocks(pairs: Pairs, folds: int) -> list[Period]:
