@@ -25,12 +25,11 @@ from smoe.diagnostics._choices import (
     shared_choices,
     similarity_components,
 )
-from smoe.diagnostics._describe import GateReport, RoutingChanges, RoutingReport, RoutingWatch, describe
+from smoe.diagnostics._describe import GateReport, RoutingReport, RoutingWatch, describe
 from smoe.diagnostics._routing_gain import RoutingGain, damped_shares, routing_gains
 
 __all__ = [
     "GateReport",
-    "RoutingChanges",
     "RoutingGain",
     "RoutingReport",
     "RoutingWatch",

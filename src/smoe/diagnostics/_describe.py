@@ -221,10 +221,11 @@ def useless_routing(gains: Sequence[RoutingGain]) -> list[str]:
 _PATIENCE = 3
 
 
-class RoutingChanges:
-    """Compares the choices of all gates that do not look at their input with the last ones and those of the start.
+class RoutingWatch:
+    """Measures the routing of a model once in each epoch.
 
-    A gate that several layers share counts once. Chosen experts are compared as sets: a change of their order alone is
+    The choices of all gates that do not look at their input are compared with the last ones and those of the start. A
+    gate that several layers share counts once. Chosen experts are compared as sets: a change of their order alone is
     not a change of choice, and is reported separately.
 
     Args:
@@ -236,14 +237,13 @@ class RoutingChanges:
         self._regions = regions
         self._start = fixed_choices(model)
         self._last = self._start
-
-    @property
-    def changed_since_start(self) -> dict[str, float]:
-        """Share of the choices that each gate had not made at the start, at the last call, by its first layer."""
-        return {name: float(new_choices(self._last[name], start).mean()) for name, start in self._start.items()}
+        self._num_learning: dict[str, int] = {}
+        self._num_observed = 0
+        self._warned: list[str] = []
+        self._new: list[str] = []
 
     def observe(self, model: nn.Module) -> dict[str, float]:
-        """Returns shares of all choices, in [0, 1]; empty for a model without such a gate.
+        """Returns shares in [0, 1]; empty for a model without such a gate.
 
         Returns:
             `routing/changed`: chosen experts that were not chosen at their pixel at the last call.
@@ -251,14 +251,17 @@ class RoutingChanges:
             `routing/reordered`: places of the order with another expert than at the last call.
             `routing/experts_in_use`: experts of the bank that at least one pixel has chosen.
             `routing/region_information`: see `region_information`; mean over the gates, with regions only.
+            `routing/certainty`: see `routing_certainty`; mean over the gates.
         """
         if not self._start:
             return {}
+        self._num_observed += 1
         now, gates = fixed_choices(model), fixed_gates(model)
         num_choices = sum(choices.numel() for choices in now.values())
+        since_start = {name: new_choices(now[name], start) for name, start in self._start.items()}
         values = {
-            "routing/changed": self._num_new(now, self._last) / num_choices,
-            "routing/changed_since_start": self._num_new(now, self._start) / num_choices,
+            "routing/changed": sum(int(new_choices(now[name], self._last[name]).sum()) for name in now) / num_choices,
+            "routing/changed_since_start": sum(int(changed.sum()) for changed in since_start.values()) / num_choices,
             "routing/reordered": sum(int((now[name] != self._last[name]).sum()) for name in now) / num_choices,
             "routing/experts_in_use": sum(choices.unique().numel() for choices in now.values())
             / sum(gate.num_experts for gate in gates.values()),
@@ -272,48 +275,7 @@ class RoutingChanges:
             if found:
                 values["routing/region_information"] = sum(found) / len(found)
         self._last = now
-        return values
-
-    @staticmethod
-    def _num_new(now: dict[str, Tensor], before: dict[str, Tensor]) -> int:
-        return sum(int(new_choices(now[name], before[name]).sum()) for name in now)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs to continue the comparison."""
-        return {"start": self._start, "last": self._last}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a `state_dict`."""
-        self._start, self._last = state["start"], state["last"]
-
-
-class RoutingWatch:
-    """Measures the routing of a model once in each epoch.
-
-    Args:
-        model: Model at the start.
-        regions: Number of the known region of each pixel, such as land or sea; compared with the gates of this grid.
-    """
-
-    def __init__(self, model: nn.Module, regions: Tensor | None = None) -> None:
-        self._changes = RoutingChanges(model, regions)
-        self._num_learning: dict[str, int] = {}
-        self._num_observed = 0
-        self._warned: list[str] = []
-        self._new: list[str] = []
-
-    def observe(self, model: nn.Module) -> dict[str, float]:
-        """Returns the values of `RoutingChanges`, and how certain the gates are.
-
-        Returns:
-            `routing/certainty`: mean over the gates that do not look at their input; see `routing_certainty`.
-        """
-        values = self._changes.observe(model)
-        if not values:
-            return {}
-        self._num_observed += 1
         certainties: list[float] = []
-        changed = self._changes.changed_since_start
         with evaluation_mode(model):
             for gate, layers in layers_by_gate(model).items():
                 if gate.looks_at_input:
@@ -323,7 +285,7 @@ class RoutingWatch:
                 if all(isinstance(each.rule, Frozen) for each in layers.values()):
                     continue
                 self._num_learning[name] = self._num_learning.get(name, 0) + 1
-                if changed[name] == 0.0 and self._num_learning[name] >= _PATIENCE:
+                if not since_start[name].any() and self._num_learning[name] >= _PATIENCE:
                     self._warn(f"dead {name}", dead_gate(name, str(layer.rule)))
         return {**values, "routing/certainty": sum(certainties) / len(certainties)}
 
@@ -361,7 +323,8 @@ class RoutingWatch:
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run needs to continue."""
         return {
-            "changes": self._changes.state_dict(),
+            "start": self._start,
+            "last": self._last,
             "num_learning": dict(self._num_learning),
             "num_observed": self._num_observed,
             "warned": list(self._warned),
@@ -369,7 +332,7 @@ class RoutingWatch:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a `state_dict`."""
-        self._changes.load_state_dict(state["changes"])
+        self._start, self._last = state["start"], state["last"]
         self._num_learning = dict(state["num_learning"])
         self._num_observed = state["num_observed"]
         self._warned = list(state["warned"])

@@ -505,11 +505,9 @@ def _month_labels(targets: TimeLabels) -> np.ndarray:
 
 def _find(labels: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Position of each wanted label, or -1."""
-    if not len(labels):
-        return np.full(len(wanted), -1)
-    order = np.argsort(labels)
-    positions = order[np.minimum(np.searchsorted(labels, wanted, sorter=order), len(labels) - 1)]
-    return np.where(labels[positions] == wanted, positions, -1)
+    import pandas as pd
+
+    return pd.Index(labels).get_indexer(wanted)
 
 
 def _range(labels: TimeLabels) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,14 +45,7 @@ class NodeOrder(nn.Module):
             raise ValueError(f"{problem} (hash {value & _MASK:016x}, not {known & _MASK:016x}): {_REMEDY}")
 
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
         del local_metadata, strict, missing_keys, unexpected_keys
         saved = state_dict.get(f"{prefix}hashes")

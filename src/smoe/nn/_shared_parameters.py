@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -56,19 +56,10 @@ def _drop_repeated(
 
 
 def _find_repeated(
-    holder: nn.Module,
-    state_dict: MutableMapping[str, Any],
-    prefix: str,
-    local_metadata: dict[str, Any],
-    strict: bool,
-    missing_keys: list[str],
-    unexpected_keys: list[str],
-    error_msgs: list[str],
-    *,
-    child: str,
+    holder: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, *rest: Any, child: str
 ) -> None:
     """Where a shared module is missing but was loaded with another holder, it is given its own values."""
-    del local_metadata, strict, unexpected_keys, error_msgs
+    _, _, missing_keys, _, _ = rest
     prefix, module = f"{prefix}{child}.", getattr(holder, child)
     is_here = any(key.startswith(prefix) for key in state_dict)
     if module.is_loaded_with(missing_keys, is_here=is_here) and not is_here:
@@ -103,14 +94,7 @@ class Memory(nn.Module):
             destination[f"{prefix}counters"] = torch.tensor(list(self.counters.values()))
 
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
         del strict, missing_keys, unexpected_keys, error_msgs
         given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
