@@ -237,7 +237,6 @@ def test_every_kind_of_places_is_drawn(browser: Browser, tmp_path: Path, kind: s
         "line": "pixel",
         "volume": "voxel 1, ",
         "mesh": "node ",
-        "points": "node ",
         "flat mesh": "node ",
     }[kind]
     assert expected in lines[0]
@@ -348,7 +347,7 @@ def test_all_runs_are_printed(browser: Browser, tmp_path: Path) -> None:
         assert browser.evaluate(f"document.querySelectorAll('#run-{number} canvas').length") == 8
 
 
-@pytest.mark.parametrize("kind", ["points", "flat mesh"])
+@pytest.mark.parametrize("kind", ["mesh", "flat mesh"])
 def test_points_are_not_cut_off(browser: Browser, tmp_path: Path, kind: str) -> None:
     places = place_samples()[kind]
     open_page(browser, tmp_path, sample_report(places=places, gates=(random_gate(places),), error_maps=()))

@@ -9,7 +9,6 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,9 @@ from sample_reports import GRID, class_sample, place_samples, random_gate, sampl
 from smoe.errors import DataError
 from smoe.reports import page
 from smoe.reports.maps import make_views, take, thinned
-from smoe.reports.page_data import DETAILS, ArrayPack, Detail, page_data
+from smoe.reports.page_data import DETAILS, Detail, page_data
 from smoe.reports.parts import Axis, ErrorMap, Places
-from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet, headline, show_number
+from smoe.reports.run_report import Monitor, ScoreRow, ScoreSheet, headline
 
 WRITTEN = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -213,7 +212,7 @@ def test_every_third_row_is_every_third_row() -> None:
     values = np.arange(140).reshape(2, 70)
     expected = [[70 * part + 10 * row + column for row in (0, 3, 6) for column in (0, 3, 6, 9)] for part in (0, 1)]
     np.testing.assert_array_equal(take(values, (7, 10), step), expected)
-    # The nodes of a mesh are not thinned: its triangles name them.
+    # The nodes of a mesh are not thinned.
     assert thinned(place_samples()["mesh"], 2)[1] == 1
 
 
@@ -232,7 +231,7 @@ def test_every_pixel_is_in_a_picture(kind: str) -> None:
         assert set(np.concatenate(cells)) - {0} == set(range(1, shown.num_pixels + 1))
         if shown.rows is not None and shown.rows.values.ndim == 1:
             assert [len(texts) for texts in stored["texts"]] == list(shown.shape)
-        elif shown.rows is not None or kind in ("mesh", "points", "flat mesh"):
+        elif shown.rows is not None or kind in ("mesh", "flat mesh"):
             assert len(read(block, stored["lines"]).tobytes().split(b"\n")) == shown.num_pixels
 
 
@@ -269,7 +268,6 @@ def test_coasts_are_where_they_are() -> None:
     [
         Places("mesh", (1,), coordinates=np.zeros((1, 2))),
         Places("mesh", (4,), coordinates=np.arange(12.0).reshape(4, 3)),
-        Places("mesh", (3,), coordinates=np.arange(9.0).reshape(3, 3), triangles=np.array([[0, 1, 2]])),
         Places("grid", (1, 5000)),
         Places("grid", (1, 3), Axis("y", np.zeros(1)), Axis("x", np.arange(3.0))),
     ],
@@ -278,8 +276,7 @@ def test_narrow_places_have_pictures(places: Places) -> None:
     for view in make_views(places)[0]:
         height, width = view.cells.shape
         assert width < 50 * height
-        # Triangles without an area are not seen.
-        assert (view.cells.max() == places.num_pixels - 1) == (places.triangles is None)
+        assert view.cells.max() == places.num_pixels - 1
 
 
 def test_errors_that_are_all_missing_are_shown() -> None:
@@ -289,59 +286,18 @@ def test_errors_that_are_all_missing_are_shown() -> None:
         assert np.isnan(read(block, shown["values"])).all() and shown["low"] <= shown["high"]
 
 
-def test_near_triangles_cover_far_ones() -> None:
-    # Two squares, one above the other; the upper one is smaller.
-    low = np.array([[-2.0, -2, 0], [2, -2, 0], [2, 2, 0], [-2, 2, 0]])
-    nodes = np.concatenate([low, 0.5 * low + [0, 0, 5.0]])
-    faces = np.array([[4, 5, 6], [4, 6, 7], [0, 1, 2], [0, 2, 3]])
-    views = {view.name: view.cells for view in make_views(Places("mesh", (8,), coordinates=nodes, triangles=faces))[0]}
-    above, below = np.hsplit(views["above and below"], 2)
-    assert above[180, 180] >= 4 and set(np.unique(above)) == set(range(-1, 8))
-    assert below[180, 180] < 4 and set(np.unique(below)) == {-1, 0, 1, 2, 3}
-
-
-def test_numbers_of_a_pack_come_back() -> None:
-    pack = ArrayPack()
-    values = np.array([1.0, np.nan, -2.5, np.inf, 7.25])
-    references = [pack.add_indices(np.array([0, 300])), pack.add_numbers(values), pack.add_numbers(np.full(3, 4.0))]
-    references.append(pack.add_numbers(np.full(2, np.nan)))
-    block = gzip.decompress(base64.b64decode(pack.encode()))
-    assert read(block, references[0]).tolist() == [0, 300] and references[0]["type"] == "u16"
-    np.testing.assert_allclose(read(block, references[1]), [1.0, np.nan, -2.5, np.nan, 7.25], rtol=0, atol=1e-4)
-    assert read(block, references[2]).tolist() == [4.0] * 3
-    falling = np.array([70_000, 5, 0, 300])
-    steps = pack.add_indices(falling, as_steps=True)
-    assert read(gzip.decompress(base64.b64decode(pack.encode())), steps).tolist() == falling.tolist()
-    assert np.isnan(read(block, references[3])).all()
-    with pytest.raises(ValueError, match=r"must have one of the types .* got float64"):
-        pack.add(np.zeros(2))
-
-
-def test_the_same_run_makes_the_same_page() -> None:
-    report = sample_report()
-    assert page.make_page([report], WRITTEN) == page.make_page([report], WRITTEN)
-
-
-def test_nothing_is_half_written(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a directory: name a file"):
-        page.write_page([sample_report()], tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
-        page.write_page([sample_report()], tmp_path / "file" / "report.html")
-    assert page.write_page([sample_report()], tmp_path / "new" / "report.html") == (
-        (tmp_path / "new" / "report.html").stat().st_size
-    )
-    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["report.html"]
-
-
-def test_a_run_that_has_not_ended_is_shown() -> None:
-    report: RunReport = sample_report(history=[], scores=replace(sample_report().scores, rows=()), command="")
-    text = page.make_page([report], WRITTEN)
-    assert "The record of the run holds no scores." in text
-    assert "End of the training: it has not ended." in text
-    assert "the run was made from Python" in text
-
-
-def test_numbers_are_short() -> None:
-    shown = {None: "", 0.0: "0", 100.0: "100", 91.25: "91.25", 1.5e-7: "1.500e-07", 12345.6: "12346", 512.125: "512.12"}
-    assert {value: show_number(value) for value in shown} == shown
+def test_near_nodes_cover_far_ones() -> None:
+    # A sphere: from each side its near half is seen, every dot of it by the node next to it.
+    north = np.arcsin(1 - 2 * (np.arange(500) + 0.5) / 500)
+    east = np.pi * (1 + 5**0.5) * np.arange(500)
+    nodes = np.stack([np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)], axis=1)
+    views = {view.name: view for view in make_views(Places("mesh", (500,), coordinates=nodes))[0]}
+    above, below = np.hsplit(views["above and below"].cells, 2)
+    middle = slice(60, 300)
+    up = np.linspace(1, -1, 360)[middle]
+    for cells, side in ((above, 1), (below, -1)):
+        inner = cells[middle, middle]
+        is_inside = np.hypot(up[:, None], up[None]) < 0.8
+        assert (inner[is_inside] >= 0).all() and (side * nodes[inner[is_inside], 2] > 0.3).all()
+    assert views["above and below"].light is not None
+    assert set(np.concatenate([view.cells.ravel() for view in views.values()])) == set(range(-1, 500))

@@ -108,7 +108,6 @@ def place_samples() -> dict[str, Places]:
     corners = np.array(
         [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0, 0, -1]]
     )
-    faces = np.array([[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1], [5, 2, 1], [5, 3, 2], [5, 4, 3], [5, 1, 4]])
     square = np.stack(np.meshgrid(np.arange(4.0), np.arange(3.0), indexing="ij"), axis=-1).reshape(-1, 2)
     return {
         "globe": Places.globe(latitude, longitude),
@@ -124,8 +123,7 @@ def place_samples() -> dict[str, Places]:
         "projected": Places("grid", (4, 6), Axis("y", np.arange(4.0), "km"), Axis("x", np.arange(6.0), "km"), True),
         "line": Places("grid", (100,)),
         "volume": Places("grid", (3, 4, 5)),
-        "mesh": Places("mesh", (6,), coordinates=corners, triangles=faces),
-        "points": Places("mesh", (6,), coordinates=corners),
+        "mesh": Places("mesh", (6,), coordinates=corners),
         "flat mesh": Places("mesh", (12,), coordinates=square),
     }
 

@@ -127,11 +127,6 @@ def test_nodes_in_space_are_seen_from_two_sides_and_those_of_a_plane_from_above(
         plot_routing(layer, triangles=triangles)
 
 
-def size_of(path) -> int:
-    assert path.read_bytes().startswith(b"\x89PNG")
-    return path.stat().st_size
-
-
 @pytest.mark.parametrize(("view", "sign"), [("front", 1), ("back", -1)])
 def test_the_near_side_of_a_sphere_covers_the_far_side(view, sign):
     sphere = domains.icosphere(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,7 +58,7 @@ def take(values: np.ndarray, shape: tuple[int, ...], step: int) -> np.ndarray:
 def make_views(places: Places) -> tuple[list[View], int]:
     """Return the pictures of some places, and the number of the one that is shown first."""
     if places.coordinates is not None:
-        return _mesh_views(places.coordinates, places.triangles), 0
+        return _mesh_views(places.coordinates), 0
     if places.kind == "globe":
         return _globe_views(places), 0
     cells = np.arange(places.num_pixels).reshape(places.shape)
@@ -213,81 +212,45 @@ def _counters(counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _mesh_views(nodes: np.ndarray, triangles: np.ndarray | None) -> list[View]:
-    """A mesh that is flat, or nearly so, from above; any other from all sides."""
+def _mesh_views(nodes: np.ndarray) -> list[View]:
+    """A mesh that is flat, or nearly so, from above; any other from all sides. Nodes are discs that meet."""
+    from scipy.spatial import KDTree
+
     space = np.pad(nodes.astype(float), ((0, 0), (0, 3 - nodes.shape[1])))
     space -= (space.min(axis=0) + space.max(axis=0)) / 2
     width, depth, height = np.ptp(space, axis=0)
+    distances = np.asarray(KDTree(space).query(space, min(6, len(space)))[0]).reshape(len(space), -1)[:, -1:]
+    radii = np.maximum(
+        np.minimum(distances[:, 0], 2 * np.quantile(distances, 0.95)), 0.02 * max(width, depth, height, 1e-9)
+    )
     if 2 * height <= min(width, depth):
-        return [View("from above", *_mesh_side(space, triangles, np.eye(3), (width, depth), 2 * _SIDE))]
+        return [View("from above", *_mesh_side(space, radii, np.eye(3), (width, depth), 2 * _SIDE, 4))]
     size = (2 * np.linalg.norm(space, axis=1).max(),) * 2
-    views = []
-    for name, pair in _SIDES.items():
-        sides = [_mesh_side(space, triangles, _axes(*middle), size, _SIDE) for middle in pair]
-        views.append(_side_by_side(name, sides))
-    return views
+    return [
+        _side_by_side(name, [_mesh_side(space, radii, _axes(*middle), size, _SIDE, 24) for middle in pair])
+        for name, pair in _SIDES.items()
+    ]
 
 
 def _mesh_side(
-    space: np.ndarray, triangles: np.ndarray | None, axes: np.ndarray, size: tuple[float, float], max_dots: int
+    space: np.ndarray, radii: np.ndarray, axes: np.ndarray, size: tuple[float, float], max_dots: int, num_near: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cells and light of nodes in parallel projection: what is near covers what is far."""
+    """Cells and light of nodes in parallel projection: what is near covers what is far, and is brighter."""
+    from scipy.spatial import KDTree
+
     # Nodes on a line have a height too.
     size = (max(size[0], 0.1 * size[1], 1e-9), max(size[1], 0.1 * size[0], 1e-9))
-    # Points are wide enough that those of a sphere, half of which are seen, leave no gaps; so is the room around them.
-    radius = 0.0 if triangles is not None else 1.05 * math.sqrt(2 / len(space) * size[0] * size[1])
-    scale = (max_dots - 8) / (max(size) + 2 * radius)
-    width, height = (math.ceil((side + 2 * radius) * scale) + 8 for side in size)
+    scale = (max_dots - 8) / (max(size) + 2 * radii.max())
+    width, height = (math.ceil((side + 2 * radii.max()) * scale) + 8 for side in size)
     right, up, near = scale * (axes @ space.T)
-    x, y = width / 2 + right, height / 2 - up
-    cells, depths = np.full(height * width, -1), np.full(height * width, -np.inf)
-    light = np.full(height * width, 255, np.uint8)
-    parts = _points(x, y, near, radius * scale) if triangles is None else _triangles(x, y, near, triangles)
-    for column, row, depth, node, shade in parts:
-        dot = np.clip(row, 0, height - 1) * width + np.clip(column, 0, width - 1)
-        is_shown = depth > depths[dot]
-        # Of several values for one dot numpy keeps the last one.
-        order = np.flatnonzero(is_shown)[np.argsort(depth[is_shown], kind="stable")]
-        cells[dot[order]], depths[dot[order]], light[dot[order]] = node[order], depth[order], shade[order]
-    return cells.reshape(height, width), light.reshape(height, width)
-
-
-def _points(x: np.ndarray, y: np.ndarray, near: np.ndarray, radius: float) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield columns, rows, depths, nodes and brightness of the dots of points."""
-    for node, column, row in _boxes(x - radius, x + radius, y - radius, y + radius):
-        distance = (column - x[node]) ** 2 + (row - y[node]) ** 2
-        # The middle of a point is nearer than its rim, so that neighbours meet half-way.
-        depth = np.where(distance <= radius**2, near[node] - distance / radius, -np.inf)
-        yield column, row, depth, node, np.full(len(node), 255)
-
-
-def _triangles(x: np.ndarray, y: np.ndarray, near: np.ndarray, nodes: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield columns, rows, depths, nearest corners and brightness of the dots of triangles."""
-    corners = np.stack([x, y, near], axis=1)[nodes]
-    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    is_seen = np.abs(normals[:, 2]) > 1e-6
-    nodes, corners, normals = nodes[is_seen], corners[is_seen], normals[is_seen]
-    # Light falls from the viewer: a triangle that is seen from the side is darker.
-    shades = 255 * (0.68 + 0.32 * np.abs(normals[:, 2]) / np.linalg.norm(normals, axis=1))
-    low, high = corners.min(axis=1), corners.max(axis=1)
-    for part, column, row in _boxes(low[:, 0], high[:, 0], low[:, 1], high[:, 1]):
-        a, b, c = corners[part].transpose(1, 2, 0)
-        of_b = ((column - a[0]) * (c[1] - a[1]) - (c[0] - a[0]) * (row - a[1])) / normals[part, 2]
-        of_c = ((b[0] - a[0]) * (row - a[1]) - (column - a[0]) * (b[1] - a[1])) / normals[part, 2]
-        shares = np.stack([1 - of_b - of_c, of_b, of_c])
-        depth = np.where(shares.min(axis=0) >= -1e-3, (shares * [a[2], b[2], c[2]]).sum(axis=0), -np.inf)
-        # The nearest corner: a mean of two experts would look like a third.
-        yield column, row, depth, nodes[part, shares.argmax(axis=0)], shades[part]
-
-
-def _boxes(
-    left: np.ndarray, right: np.ndarray, top: np.ndarray, bottom: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield numbers of boxes with the columns and rows of their dots, so many at a time that memory stays small."""
-    left, top = np.floor(left).astype(int), np.floor(top).astype(int)
-    columns, rows = np.ceil(right).astype(int) - left + 1, np.ceil(bottom).astype(int) - top + 1
-    groups = np.cumsum(columns * rows) // 1_000_000
-    for group in np.split(np.arange(len(left)), np.flatnonzero(np.diff(groups)) + 1):
-        counts = (columns * rows)[group]
-        box, counter = np.repeat(group, counts), _counters(counts)
-        yield box, left[box] + counter % columns[box], top[box] + counter // columns[box]
+    dots = np.indices((height, width)).reshape(2, -1).T
+    known = KDTree(np.stack([height / 2 - up, width / 2 + right], axis=1))
+    distance, node = (np.asarray(part).reshape(len(dots), -1) for part in known.query(dots, min(num_near, len(space))))
+    radius = scale * radii[node]
+    # The middle of a disc is nearer than its rim, so that neighbours meet half-way.
+    depth = np.where(distance <= radius, near[node] - distance**2 / radius, -np.inf)
+    best = depth.argmax(axis=1)[:, None]
+    depth, node = (np.take_along_axis(part, best, axis=1).reshape(height, width) for part in (depth, node))
+    is_seen = np.isfinite(depth)
+    share = (np.where(is_seen, depth, near.max()) - near.min()) / max(np.ptp(near), 1e-9)
+    return np.where(is_seen, node, -1), (255 * np.clip(0.68 + 0.32 * share, 0.0, 1.0)).astype(np.uint8)

@@ -96,8 +96,7 @@ def places_of(fitted: Fitted) -> Places:
     """Return where the pixels of a fitted model lie, with the coordinates of the user's data."""
     grid = fitted.grid
     if grid.kind == "mesh":
-        triangles = None if fitted.mesh is None or fitted.mesh.triangles is None else fitted.mesh.triangles.numpy()
-        return Places("mesh", grid.shape[1:], coordinates=grid.rows, triangles=triangles)
+        return Places("mesh", grid.shape[1:], coordinates=grid.rows)
     if grid.kind == "indexed":
         return Places("grid", grid.shape)
     if grid.kind == "latitude-longitude" and grid.closes_circle:
