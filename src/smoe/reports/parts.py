@@ -31,6 +31,7 @@ class Places:
     goes_up: bool = False  # whether the first row of a map is at the bottom
     is_geographic: bool = False  # whether the coordinates are latitude and longitude in degrees
     coordinates: np.ndarray | None = None  # coordinates of the nodes of a mesh, `(P, 2)` or `(P, 3)`
+    triangles: np.ndarray | None = None  # corners of the triangles of a mesh, `(T, 3)`, for pictures outside of a page
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.shape) <= 3:
