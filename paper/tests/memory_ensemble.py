@@ -27,7 +27,6 @@ class MemoryEnsemble:
     grid: Grid = GRID
     path: Path = Path("memory")
     num_dates: int = 36
-    has_members: bool = True
     has_efi: bool = True
     channels: tuple[str, ...] = tuple(f"{name}_{kind}" for name in "ZTQWDUV" for kind in ("mean", "std"))
     fields: dict[str, Any] = field(init=False, repr=False)
@@ -43,7 +42,7 @@ class MemoryEnsemble:
         efi[:-12] = np.nan
         values = {
             "truth": truth,
-            "members": members if self.has_members else None,
+            "members": members,
             "inputs": inputs,
             "efi": efi if self.has_efi else None,
             "target_mean": members.mean(axis=1),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE, place_in_turn
+from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE
 
 
 @dataclass(frozen=True)
@@ -151,39 +151,6 @@ def test_only_the_last_training_pass_is_kept():
 def test_capacity(group_size, num_experts, num_selected, capacity_factor, capacity):
     layer = PatchMoE(4, 4, num_experts, num_selected, capacity_factor=capacity_factor)
     assert layer.capacity(group_size) == capacity
-
-
-def test_first_choices_come_before_second_ones():
-    # One group of three tokens, first choices 0, 1, 0 and second choices 1, 0, 2.
-    indices = torch.tensor([[[0, 1, 0], [1, 0, 2]]])
-    assert place_in_turn(indices, 3).tolist() == [[[0, 0, 1], [1, 2, 0]]]
-
-
-def test_dropped_token_gets_zero_and_passes_nothing_back():
-    layer = PatchMoE(2, 3, 2, capacity_factor=0.1, noise_std=0.0)
-    # Every token prefers expert 1, which has room for four.
-    nn.init.zeros_(layer.gate.weight)
-    with torch.no_grad():
-        layer.gate.weight[1] = 1.0
-    tokens = torch.rand(1, 7, 2, requires_grad=True)
-    output = layer(tokens)
-    output.sum().backward()
-    assert tokens.grad is not None
-    assert (output[0, :4] != 0).any(dim=1).all()
-    assert (output[0, 4:] == 0).all()
-    assert (tokens.grad[0, :4] != 0).any(dim=1).all()
-    assert (tokens.grad[0, 4:] == 0).all()
-
-
-def test_experts_compute_their_own_tokens_only():
-    layer, tokens = build(CASES["two choices overflow"])
-    rows: list[int] = []
-    for expert in layer.experts:
-        expert.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
-    layer.eval()(tokens)
-    _, num_dropped = define(layer, tokens, torch.zeros(26, 3))
-    assert num_dropped > 0
-    assert sum(rows) == 2 * 26 - num_dropped
 
 
 def test_expert_nobody_chose_has_a_gradient_of_zero():

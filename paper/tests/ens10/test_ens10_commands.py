@@ -25,7 +25,7 @@ def test_prepare(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (
         "population standard deviation of 5 members, normalised by statistics of the training years 1998" in output.out
     )
-    assert "members: all 10; extreme forecast index: computed for the years after 1998" in output.out
+    assert "extreme forecast index: computed for the years after 1998" in output.out
     assert "9 forecasts, t850, 5 members; the store takes" in output.err
     assert EnsembleStore.open(tmp_path).task == "t850"
     assert main(command) == 0
@@ -38,7 +38,7 @@ def test_prepare(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (["--task", "t80"], 2, "did you mean"),
         (["--task", "t850", "--members", "9"], 2, "9"),
-        (["--task", "t2m"], 1, "has no ENS10_sfc"),
+        (["--task", "t2m"], 1, "has no members of t2m"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(

@@ -8,7 +8,7 @@ from torch import nn
 
 from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE
 from smoe_paper.models import VisionTransformer
-from smoe_paper.models.vision_transformer import TransformerBlock, cut_into_patches, join_patches, sine_cosine_position
+from smoe_paper.models.vision_transformer import TransformerBlock, sine_cosine_position
 
 GRID, PATCH, WIDTH, HEADS = (4, 6), 2, 8, 2
 
@@ -120,30 +120,6 @@ def test_weather_size():
     assert sum(parameter.numel() for parameter in net.parameters()) == 4 * block + ends
 
 
-def test_experts_are_in_every_block():
-    net = tiny(num_experts=4, num_selected=2, capacity_factor=1.5, depth=3)
-    layers = [module for module in net.modules() if isinstance(module, PatchMoE)]
-    assert len(layers) == 3
-    for layer in layers:
-        assert (layer.num_experts, layer.num_selected, layer.capacity_factor) == (4, 2, 1.5)
-        assert layer.noise_std == 0.25
-
-
-def test_patches_by_hand():
-    # One channel of 2 x 4 pixels, patches of 2: columns 0 and 1, then 2 and 3.
-    field = torch.arange(8.0).view(1, 1, 2, 4)
-    assert cut_into_patches(field, 2).tolist() == [[[0.0, 1.0, 4.0, 5.0], [2.0, 3.0, 6.0, 7.0]]]
-
-
-def test_patches_of_rows_and_channels_are_joined_again():
-    field = torch.randn(2, 3, 6, 8)
-    patches = cut_into_patches(field, 2)
-    assert patches.shape == (2, 12, 12)
-    # The fifth patch starts the second row of patches; its second channel comes after four pixels of the first.
-    assert torch.equal(patches[:, 4, 4:8], field[:, 1, 2:4, 0:2].flatten(1))
-    assert torch.equal(join_patches(patches, (6, 8), 2), field)
-
-
 def test_position_by_hand():
     position = sine_cosine_position(3, 5, 8)
     assert position.shape == (15, 8)
@@ -155,30 +131,6 @@ def test_position_by_hand():
     grid = position.view(3, 5, 8)
     assert torch.equal(grid[:, :1, :4].expand(-1, 5, -1), grid[..., :4])
     assert torch.equal(grid[:1, :, 4:].expand(3, -1, -1), grid[..., 4:])
-
-
-def test_position_is_no_parameter_and_is_not_stored():
-    net = tiny()
-    assert "position" in dict(net.named_buffers())
-    assert all("position" not in name for name in net.state_dict())
-    assert net.position.dtype == torch.float64
-    other = tiny()
-    other.load_state_dict(net.state_dict())
-    x = torch.randn(1, 2, *GRID, dtype=torch.float64)
-    assert torch.equal(other(x), net(x))
-
-
-def test_only_the_position_embedding_knows_where_a_patch_is():
-    net = tiny().eval()
-    x = torch.randn(1, 2, *GRID, dtype=torch.float64)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-
-    def permute(field: torch.Tensor) -> torch.Tensor:
-        return join_patches(cut_into_patches(field, PATCH)[:, order], GRID, PATCH)
-
-    assert not torch.allclose(net(permute(x)), permute(net(x)))
-    net.position.zero_()
-    torch.testing.assert_close(net(permute(x)), permute(net(x)))
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 6, 4), (1, 2, 8, 6), (1, 1, 4, 6), (2, 4, 6)])

@@ -10,18 +10,17 @@ import numpy as np
 import xarray as xr
 
 from smoe_paper.atmosphere.fields import Grid
-from smoe_paper.ens10.source import LEAD, mean_and_spread
+from smoe_paper.ens10.source import LEAD
 from smoe_paper.ens10.variables import (
     NUM_MEMBERS,
     PRESSURE_LEVEL_VARIABLES,
     SURFACE_VARIABLES,
     TASKS,
-    EnsembleVariable,
     LevelType,
 )
 
 LEVELS = (500, 850)
-"""Pressure levels of the preprocessed files, in hPa."""
+"""Pressure levels of the files, in hPa."""
 
 Members = Callable[[str, int | None, np.datetime64], np.ndarray]
 """Returns members `(10, H, W)` of a variable, such as `SSTK`, on a level in hPa or None, of a forecast by start."""
@@ -48,24 +47,6 @@ def write_members(root: Path, level_type: LevelType, start: np.datetime64, grid:
     return _write(dataset, path)
 
 
-def write_statistics(root: Path, level_type: LevelType, starts: np.ndarray, grid: Grid, members: Members) -> list[Path]:
-    """Writes `ENS10_<pl or sfc>_mean.nc` and `_std.nc`."""
-    shape = (len(starts), len(LEVELS if level_type == "pl" else (None,)), *grid.shape)
-    arrays: dict[str, dict[str, np.ndarray]] = {"mean": {}, "std": {}}
-    for variable in _FILES[level_type]:
-        mean, std = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        for row, start in enumerate(starts):
-            for place, level in enumerate(LEVELS if level_type == "pl" else (None,)):
-                fields = members(variable.name, level, start)
-                mean[row, place], std[row, place] = mean_and_spread(fields, NUM_MEMBERS)
-        arrays["mean"][variable.name], arrays["std"][variable.name] = mean, std
-    paths = []
-    for statistic, fields in arrays.items():
-        stem = root / f"ENS10_{level_type}_{statistic}"
-        paths.append(_write(_dated(level_type, starts, grid, fields), stem.with_suffix(".nc")))
-    return paths
-
-
 def write_truth(root: Path, task_name: str, starts: np.ndarray, grid: Grid, truth: np.ndarray) -> Path:
     """Writes `ERA5_z500.nc` and similar files: fields `(T, H, W)` at the dates for which the forecasts are valid."""
     task = next(task for task in TASKS.values() if task.name == task_name)
@@ -76,23 +57,6 @@ def write_truth(root: Path, task_name: str, starts: np.ndarray, grid: Grid, trut
         array = array.expand_dims(plev=[100.0 * task.level], axis=1)
         array["plev"].attrs["units"] = "Pa"
     return _write(array.to_dataset(name=task.target), root / task.truth_file)
-
-
-def _dated(level_type: LevelType, starts: np.ndarray, grid: Grid, fields: dict[str, np.ndarray]) -> xr.Dataset:
-    variables: dict[str, EnsembleVariable] = {variable.name: variable for variable in _FILES[level_type]}
-    coordinates = _coordinates(starts, grid)
-    dims = ("time", "plev", "lat", "lon")
-    dataset = xr.Dataset(
-        {
-            name: xr.DataArray(x, dims=dims, attrs={"units": variables[name].physics.units})
-            for name, x in fields.items()
-        },
-        attrs={"num_members": NUM_MEMBERS},
-    )
-    if level_type == "sfc":
-        return dataset.isel(plev=0).assign_coords(coordinates)
-    levels = ("plev", [100.0 * level for level in LEVELS], {"units": "Pa"})
-    return dataset.assign_coords({**coordinates, "plev": levels})
 
 
 def _coordinates(starts: np.ndarray, grid: Grid) -> dict[str, object]:
@@ -144,9 +108,8 @@ def member_fields(name: str, level: int | None, start: np.datetime64, grid: Grid
 
 
 def write_ens10(root: Path, task_name: str = "z500", *, starts: np.ndarray = STARTS, members: bool = True) -> Path:
-    """Preprocessed files of a task, with truth and, if wanted, `ensemble/*.nc`."""
+    """The truth of a task and, if wanted, `ensemble/*.nc`."""
     task = next(task for task in TASKS.values() if task.name == task_name)
-    write_statistics(root, task.level_type, starts, GRID, member_fields)
     truth = np.stack([truth_field(task.target, task.level, start) for start in starts])
     write_truth(root, task_name, starts, GRID, truth)
     if members:

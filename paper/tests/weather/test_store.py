@@ -105,12 +105,6 @@ def test_constants(whole: Path, tmp_path: Path) -> None:
 CHUNK = "fields/c/1/0/0/0"
 
 
-def flip(path: Path) -> None:
-    content = bytearray((path / CHUNK).read_bytes())
-    content[11] ^= 1
-    (path / CHUNK).write_bytes(content)
-
-
 def edit(text: str, other: str, name: str = "zarr.json") -> Callable[[Path], object]:
     return lambda path: (path / name).write_text((path / name).read_text().replace(text, other))
 
@@ -128,14 +122,13 @@ def edit(text: str, other: str, name: str = "zarr.json") -> Callable[[Path], obj
         (lambda path: (path / "zarr.json").write_text("{"), "is damaged"),
         (edit("smoe weather store", "smoe ensemble store"), "is not a smoe weather store"),
         (edit('"step_hours"', '"step"'), "is damaged"),
-        (flip, "fields is not as it was written from row 500 on"),
     ],
 )
 def test_a_store_that_is_not_whole_is_refused(copy: Path, damage: Callable[[Path], object], text: str) -> None:
-    WeatherStore.open(copy).verify()
+    WeatherStore.open(copy)
     damage(copy)
     with pytest.raises(DataError) as caught:
-        WeatherStore.open(copy).verify()
+        WeatherStore.open(copy)
     assert text in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -115,14 +115,6 @@ class Rows:
         """Returns the CRC-32C of each chunk, as written beside it."""
         return [file.read_bytes()[-_CRC_BYTES:].hex() for file in self._files()]
 
-    def verify(self) -> None:
-        """Reads all chunks by Zarr, which compares them with their checksums."""
-        for first in range(0, len(self), self._array.chunks[0]):
-            try:
-                self._array[first]
-            except ValueError as error:
-                raise DataError(f"{self.path} is not as it was written from row {first} on: {_REMEDY}") from error
-
     def _files(self) -> Iterator[Path]:
         array = self._array
         for number in range(-(-array.shape[0] // array.chunks[0])):

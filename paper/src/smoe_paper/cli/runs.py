@@ -12,7 +12,7 @@ import tyro
 
 from smoe.cli.report import FitPlaces, Report, fit_data, parse_report, write_report
 from smoe.command_line import UsageError, parse
-from smoe_paper.experiments.experiment import find_experiment
+from smoe_paper.experiments.experiment import EvaluateOptions, find_experiment
 
 EVALUATE_HELP = """\
 usage: smoe evaluate RUN [--split test|validation|train] [--checkpoint best|last] [--data.PLACE PATH] [...]
@@ -24,7 +24,6 @@ examples:
   smoe evaluate runs/first
   smoe evaluate runs/first --split validation
   smoe evaluate /elsewhere/run --data.store stores/era5
-  smoe evaluate runs/weather --forecasts forecasts.nc
 
 `smoe evaluate RUN --help` lists every option.
 """
@@ -43,8 +42,7 @@ def run_evaluate(args: list[str]) -> int:
 
     _, recipe = read_recipe(RunDirectory(path))
     experiment, prog = find_experiment(recipe.experiment), f"smoe evaluate {path}"
-    options, data = parse_with_places(experiment.evaluate_options, data_places(recipe), args[1:], prog)
-    experiment.prepare_evaluation(options)
+    options, data = parse_with_places(EvaluateOptions, data_places(recipe), args[1:], prog)
     opened = open_run(path, options.checkpoint, (options.split,), _notify, data)
     experiment.evaluate(opened, options)
     return 0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
-import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
@@ -20,14 +17,13 @@ from smoe.command_line import UsageError, parse
 from smoe.training.plan import Tracker
 from smoe_paper.experiments.experiment import all_recipes, experiment_of, find_recipe, print_result
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.stored_runs import WITHOUT_EFFECT
 
 HELP = """usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE ...]
        smoe train path/to/recipe.py [--FIELD VALUE ...]
        smoe train --resume RUN [--training.max-epochs N] [--FIELD VALUE ...]
 
 Trains a recipe. Every field of the recipe is a flag: `smoe train RECIPE --help` lists them.
-Without --output-dir, the run directory is named after the recipe, the seed and the fields that differ from the recipe.
+Without --output-dir, the run directory is runs/RECIPE-SEED.
 The run directory holds the recipe, versions, metrics.jsonl (a line per epoch) and checkpoints.
 Runs are resumable: Ctrl-C saves a checkpoint, and --resume continues from it exactly. A run knows its recipe, so that
 `smoe train --resume RUN` needs no other flag, unless its data lie outside the run and the working directory: name them
@@ -72,7 +68,7 @@ def run(args: list[str]) -> int:
     name = args[0]
     default = find_recipe(name)
     options = parse_recipe(default, args[1:], prog=f"smoe train {name}")
-    output_dir = options.output_dir or default_output_dir(name, options.recipe, default)
+    output_dir = options.output_dir or default_output_dir(name, options.recipe)
     return _train(name, options, output_dir)
 
 
@@ -135,36 +131,11 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     return 0
 
 
-_MAX_LENGTH = 80
-
-
-def default_output_dir(name: str, recipe: Recipe, default: Recipe) -> Path:
-    """`runs/heat-smoe-0` for seed 0 of heat/smoe, `runs/heat-smoe-0-num_experts=6` with another number of experts."""
+def default_output_dir(name: str, recipe: Recipe) -> Path:
+    """`runs/heat-smoe-0` for seed 0 of heat/smoe."""
     file = name.partition(":")[0]
     stem = Path(file).stem if file.endswith(".py") else name.replace("/", "-")
-    changes = "".join(f"-{field}={_as_name(value)}" for field, value in _changes(default.plain(), recipe.plain()))
-    if len(changes) > _MAX_LENGTH:
-        # Many changes are told apart by a checksum.
-        changes = f"{changes[: _MAX_LENGTH - 9]}-{hashlib.sha256(changes.encode()).hexdigest()[:8]}"
-    return Path("runs") / f"{stem}-{recipe.seed}{changes}"
-
-
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in new.items():
-        if name == "seed" or name in WITHOUT_EFFECT or value == old.get(name):
-            continue
-        before = old.get(name)
-        if not isinstance(value, Mapping):
-            yield name, value
-        elif isinstance(before, Mapping) and before.get("type") == value.get("type"):
-            yield from _changes(before, value)
-        else:
-            # Objects of different classes have different fields: the class is the difference, and what is in it.
-            yield name, "_".join(str(part) for part in value.values() if part is not None)
-
-
-def _as_name(value: Any) -> str:
-    return re.sub(r"[^A-Za-z0-9.+-]+", "_", str(value)).strip("_")
+    return Path("runs") / f"{stem}-{recipe.seed}"
 
 
 @dataclass(frozen=True)

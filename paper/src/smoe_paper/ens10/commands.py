@@ -17,12 +17,9 @@ class Preparation:
 
     Attributes:
         train_years: First and last year of training, by the date for which a forecast is valid.
-        normalisation: `training` takes statistics at each grid point over the training years; `released` over all
-            dates, including the test years, as the release of ENS-10 does.
     """
 
     train_years: tuple[int, int] = (1998, 2015)
-    normalisation: Literal["training", "released"] = "training"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +30,10 @@ class PrepareEns10(Preparation):
     smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500
 
     Attributes:
-        root: Folder with the preprocessed files (ENS10_pl_mean.nc, ...), with ensemble/output.pl.<date>.grib, or with
-            the files as downloaded (output.pl.2018<month><day>).
+        root: Folder with ensemble/output.pl.<date>.grib, or with the files as downloaded (output.pl.2018<month><day>).
         output: Folder of the store.
         task: Variable to correct, 48 hours ahead.
-        members: Number of members in the mean and spread: the first 5, or all 10. 5 requires the members themselves.
+        members: Number of members in the mean and spread: the first 5, or all 10.
         truth: Folder with ERA5_z500.nc and the other truths; None uses the root.
     """
 

@@ -46,24 +46,21 @@ def make_plan(
     absent = sorted(set(range(first, last + 1)) - set(years.tolist()))
     if absent:
         notices.append(f"of the training years, {describe_years(absent)} are not there")
-    has_members = source.kind == "members"
     efi = None
     if efi_file is not None and np.isin(efi_file.dates, starts + LEAD).any():
         efi = "file"
-    elif has_members and years_of(starts).max() > last:
+    elif years_of(starts).max() > last:
         efi = "computed"
     else:
-        notices.append("no extreme forecast index: no file has it, and no members of years after training are there")
+        notices.append("no extreme forecast index: no file has it, and no forecasts of years after training are there")
     plan = Plan(
         source.task.name,
         source.num_members,
         tuple(map(str, starts)),
         source.grid.latitude,
         source.grid.longitude,
-        has_members,
         efi,
         wanted.train_years,
-        wanted.normalisation,
     )
     return plan, notices
 
@@ -100,7 +97,7 @@ def prepare(
             array = _create(output, plan, "efi", anew=True)
             for row in range(len(plan.starts)):
                 array[row] = known.get(row, np.full(plan.shapes["efi"][1:], np.nan, DTYPE))
-        write_metadata(output, FORMAT, plan, {"kind": source.kind, "notices": notices})
+        write_metadata(output, FORMAT, plan, {"notices": notices})
     return EnsembleStore.open(output)
 
 
@@ -114,7 +111,7 @@ def _create(output: Path, plan: Plan, name: str, *, anew: bool = False) -> Rows:
 def _write_forecasts(
     source: EnsembleSource, truth: DatedFields, plan: Plan, output: Path, progress: ProgressBar
 ) -> None:
-    arrays = {name: _create(output, plan, name) for name in ("statistics", "truth", "members") if name in plan.shapes}
+    arrays = {name: _create(output, plan, name) for name in ("statistics", "truth", "members")}
     missing = {rows.start for array in arrays.values() for rows in array.missing()}
     # The plan excludes forecasts without truth.
     row_of = {start: row for row, start in enumerate(plan.starts) if row in missing}
@@ -132,8 +129,7 @@ def _write_forecasts(
 def _write_normalisation(plan: Plan, valid: np.ndarray, output: Path, progress: ProgressBar) -> None:
     years = years_of(valid)
     first, last = plan.train_years
-    is_used = (years >= first) & (years <= last) if plan.normalisation == "training" else np.ones(len(years), bool)
-    rows, maps = np.flatnonzero(is_used), np.empty(plan.shapes["normalisation"], DTYPE)
+    rows, maps = np.flatnonzero((years >= first) & (years <= last)), np.empty(plan.shapes["normalisation"], DTYPE)
     progress.begin(maps.shape[1], 0)
     for channel in range(maps.shape[1]):
         fields, moments = Rows(output / "statistics", channel), Moments()

@@ -30,12 +30,10 @@ RAW = "raw ensemble"
 def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size: int = 8) -> dict[str, float]:
     """Scores an ensemble twice: as the normal distribution of its mean and spread, and by its members.
 
-    The scores of the distribution have the names of the models' scores (`crps`, `eecrps`, ...), which correct it; those
-    of the members (`ensemble_crps`, ...) are left out if the store has no members.
+    The scores of the distribution have the names of the models' scores (`crps`, `eecrps`, ...), which correct it.
     """
-    has_members = store.members is not None
-    samples = EnsembleSamples(store, years, inputs="members" if has_members else "statistics")
-    of_members: list[Metric] = [EnsembleCRPS(), EnsembleCRPS(fair=True), EnsembleSpreadSkill()] if has_members else []
+    samples = EnsembleSamples(store, years, inputs="members")
+    of_members: list[Metric] = [EnsembleCRPS(), EnsembleCRPS(fair=True), EnsembleSpreadSkill()]
     of_normal, of_ensemble = MetricSums(make_scores(has_efi=store.efi is not None)), MetricSums(of_members)
     batches = OrderedBatches(len(samples), batch_size)
     for members, target in load_batches(samples, batches, EnsembleSamples.collate, "cpu"):

@@ -1,4 +1,4 @@
-"""Ensemble forecasts as downloaded: the preprocessed files of ENS-10, its members in GRIB or NetCDF, the truth."""
+"""Ensemble forecasts as downloaded: the members of ENS-10 in GRIB or NetCDF, and the truth."""
 
 from __future__ import annotations
 
@@ -233,28 +233,11 @@ def open_members(file: MemberFile, task: EnsembleTask) -> GribMembers | NetcdfMe
 
 
 class EnsembleSource:
-    """Forecasts of a task: `order` is that in which they are read fastest, `starts` ascend."""
+    """Forecasts of a task, of `output.pl.2018MMDD` as downloaded or of `ensemble/output.pl.<date>.grib` and `.nc`.
 
-    kind: str
-    order: list[np.datetime64]
-
-    def __init__(self, task: EnsembleTask, num_members: int, grid: Grid) -> None:
-        self.task, self.num_members, self.grid = task, num_members, grid
-        self.starts = np.sort(np.array(self.order, "datetime64[D]"))
-        check_order(self.starts, f"starts of {task.name}")
-
-    def read(self, start: np.datetime64) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns mean and spread of each variable, `(C, H, W)`, and the members of the target, `(10, H, W)`."""
-        raise NotImplementedError
-
-
-class MemberSource(EnsembleSource):
-    """Reads `output.pl.2018MMDD` as downloaded, or `ensemble/output.pl.<date>.grib` and `.nc`.
-
-    Files as downloaded must all hold the years of the first file.
+    `order` is that in which they are read fastest, `starts` ascend. Files as downloaded must all hold the years of the
+    first file.
     """
-
-    kind = "members"
 
     def __init__(self, files: list[MemberFile], task: EnsembleTask, num_members: int) -> None:
         self._open = (files[0], open_members(files[0], task))
@@ -265,9 +248,12 @@ class MemberSource(EnsembleSource):
             dates = [f"{year}{date[4:]}" for year in years] if file.has_all_years else [date]
             self._file_of |= {np.datetime64(each, "D"): file for each in dates}
         self.order = list(self._file_of)
-        super().__init__(task, num_members, self._open[1].grid)
+        self.task, self.num_members, self.grid = task, num_members, self._open[1].grid
+        self.starts = np.sort(np.array(self.order, "datetime64[D]"))
+        check_order(self.starts, f"starts of {task.name}")
 
-    def read(self, start: np.datetime64) -> tuple[np.ndarray, np.ndarray | None]:
+    def read(self, start: np.datetime64) -> tuple[np.ndarray, np.ndarray]:
+        """Returns mean and spread of each variable, `(C, H, W)`, and the members of the target, `(10, H, W)`."""
         file = self._file_of[start]
         if self._open[0] != file:
             self._open = (file, open_members(file, self.task))
@@ -275,7 +261,7 @@ class MemberSource(EnsembleSource):
         if opened.grid != self.grid or start not in opened.starts:
             raise DataError(f"{file.path} is on another grid than the first file, or lacks the forecast from {start}")
         statistics = np.empty((2 * len(self.task.variables), *self.grid.shape), np.float32)
-        target = None
+        target = np.empty(0)
         for index, variable in enumerate(self.task.variables):
             members = opened.read(variable, start)
             names = np.array([f"member {place}" for place in range(1, len(members) + 1)])
@@ -286,47 +272,17 @@ class MemberSource(EnsembleSource):
         return statistics, target
 
 
-class PreprocessedSource(EnsembleSource):
-    """Reads the preprocessed files of ENS-10. Their times are those for which the forecasts are valid."""
-
-    kind = "preprocessed"
-
-    def __init__(self, paths: dict[str, Path], task: EnsembleTask) -> None:
-        files, grid = OpenFiles(), None
-        self._fields: list[DatedFields] = []
-        for variable in task.variables:
-            for statistic, physics in (("mean", variable.on_level(task.level)), ("std", variable.spread())):
-                path, is_sea_only = paths[statistic], variable.is_sea_only
-                fields = DatedFields(files, path, (variable.name,), task.level, physics, grid, is_sea_only=is_sea_only)
-                grid = fields.grid
-                self._fields.append(fields)
-                if not np.array_equal(fields.dates, self._fields[0].dates):
-                    raise DataError(f"{fields.where} does not have the dates of {self._fields[0].where}")
-        assert grid is not None
-        self.order = list(self._fields[0].dates - LEAD)
-        super().__init__(task, NUM_MEMBERS, grid)
-
-    def read(self, start: np.datetime64) -> tuple[np.ndarray, np.ndarray | None]:
-        return np.stack([fields.read(start + LEAD) for fields in self._fields]), None
-
-
 def open_ens10(root: Path, task: EnsembleTask, num_members: int = NUM_MEMBERS) -> EnsembleSource:
-    """Opens the forecasts of a task: the members if they are there, or preprocessed statistics of all ten."""
+    """Opens the members of the forecasts of a task."""
     if not root.is_dir():
         raise DataError(f"{root} does not exist; expected a folder of ENS-10")
     files = find_member_files(root, task)
-    if files:
-        return MemberSource(files, task, num_members)
-    paths = {statistic: root / f"ENS10_{task.level_type}_{statistic}.nc" for statistic in ("mean", "std")}
-    missing = [path.name for path in paths.values() if not path.is_file()]
-    if missing or num_members != NUM_MEMBERS:
-        what = f"no {' and no '.join(missing)}" if missing else f"no members, of which --members {num_members} needs"
+    if not files:
         raise DataError(
-            f"{root} has {what}; expected ensemble/output.{task.level_type}.<date>.grib, "
-            f"output.{task.level_type}.2018<month><day>, or, for ten members, {paths['mean'].name} and "
-            f"{paths['std'].name}"
+            f"{root} has no members of {task.name}; expected ensemble/output.{task.level_type}.<date>.grib or .nc, or "
+            f"output.{task.level_type}.2018<month><day>"
         )
-    return PreprocessedSource(paths, task)
+    return EnsembleSource(files, task, num_members)
 
 
 def open_truth(root: Path, task: EnsembleTask, grid: Grid) -> DatedFields:

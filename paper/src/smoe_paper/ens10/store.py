@@ -23,8 +23,6 @@ FORMAT = "smoe ensemble store"
 # Of the release: keeps a point whose statistics hardly vary from exploding.
 OFFSET = 0.1
 
-StatisticsYears = Literal["training", "released"]
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -35,10 +33,8 @@ class Plan:
     starts: tuple[str, ...]
     latitude: tuple[float, ...]
     longitude: tuple[float, ...]
-    has_members: bool
     efi: Literal["file", "computed"] | None
     train_years: tuple[int, int]
-    normalisation: StatisticsYears
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -46,7 +42,7 @@ class Plan:
         grid = (len(self.latitude), len(self.longitude))
         num_starts, num_channels = len(self.starts), len(TASKS[self.task].channels)
         shapes = {"statistics": (num_starts, num_channels, *grid), "truth": (num_starts, *grid)}
-        shapes |= {"members": (num_starts, NUM_MEMBERS, *grid)} if self.has_members else {}
+        shapes |= {"members": (num_starts, NUM_MEMBERS, *grid)}
         shapes |= {"efi": (num_starts, *grid)} if self.efi is not None else {}
         return shapes | {"normalisation": (2, num_channels, *grid)}
 
@@ -88,7 +84,7 @@ class EnsembleStore:
         self.target_mean = Rows(path / "statistics", 2 * task.target_index)
         self.target_std = Rows(path / "statistics", 2 * task.target_index + 1)
         self.truth, self.efi = self._arrays["truth"], self._arrays.get("efi")
-        self.members = Rows(path / "members", slice(0, plan.num_members)) if plan.has_members else None
+        self.members = Rows(path / "members", slice(0, plan.num_members))
 
     @classmethod
     def open(cls, path: str | Path) -> EnsembleStore:
@@ -108,20 +104,14 @@ class EnsembleStore:
         """Returns the years of the valid dates."""
         return sorted(set(years_of(self.valid_dates).tolist()))
 
-    def verify(self) -> None:
-        """Compares all arrays with their checksums."""
-        for rows in self._arrays.values():
-            rows.verify()
-
     def describe(self) -> str:
         plan, (rows, columns), (first, last) = self.plan, self.grid.shape, self.train_years
-        years = f"the training years {first} to {last}" if plan.normalisation == "training" else "all dates"
         efi = {"file": "of the release", "computed": f"computed for the years after {last}", None: "none"}[plan.efi]
         return (
             f"{self.path}: {self.task}, {len(self.dates):,} forecasts, started {self.dates[0]} to {self.dates[-1]}; "
             f"{len(self.channels)} channels, {rows} x {columns}; {plan.num_bytes / 1e9:.2f} GB\n"
             f"mean and population standard deviation of {self.num_members} members, normalised by statistics of "
-            f"{years}; members: {'all 10' if plan.has_members else 'none'}; extreme forecast index: {efi}\n"
+            f"the training years {first} to {last}; extreme forecast index: {efi}\n"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -143,8 +133,6 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
         self, store: EnsembleStore, years: tuple[int, int], *, inputs: Literal["statistics", "members"] = "statistics"
     ) -> None:
         self.store, self.years, self.inputs = store, years, inputs
-        if inputs == "members" and store.members is None:
-            raise DataError(f"{store.path} was made of statistics and holds no members: prepare it with ensemble/")
         valid_years = years_of(store.valid_dates)
         self._rows = np.flatnonzero((valid_years >= years[0]) & (valid_years <= years[1]))
         if not len(self._rows):
@@ -169,7 +157,6 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
         """Returns the inputs `(B, C, H, W)` and the targets `(B, 3 or 4, H, W)`."""
         rows, store = self._rows[np.asarray(indices, np.int64)], self.store
         fields = store.inputs if self.inputs == "statistics" else store.members
-        assert fields is not None
         targets = [store.truth, store.target_mean, store.target_std, *([] if store.efi is None else [store.efi])]
         input = np.stack([fields[row] for row in rows]).astype(np.float32)
         target = np.stack([[values[row] for values in targets] for row in rows]).astype(np.float32)

@@ -101,7 +101,6 @@ class Experiment:
     """What the paper prints, by the names of recipes."""
 
     tables: ClassVar[TableSet]
-    evaluate_options: ClassVar[type[EvaluateOptions]] = EvaluateOptions
 
     builds_without_data: ClassVar[bool] = False
     """Whether `build` without splits opens none of the places that the recipe's data name."""
@@ -165,9 +164,6 @@ class Experiment:
         """What only the experiment knows about a run that was opened with a split; None for a report without data."""
         found = self._find("report_parts")
         return ReportParts() if found is None else found(run, split, notify)
-
-    def prepare_evaluation(self, options: Any) -> None:
-        """Checks the options of `smoe evaluate` before anything is loaded."""
 
     def store_references(
         self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,74 +14,32 @@ from torch import Tensor
 from smoe.reports.parts import Places
 from smoe.training.task import Metric, MetricSums
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
-from smoe_paper.experiments.experiment import Notify, ReportParts, print_result
+from smoe_paper.experiments.experiment import EvaluateOptions, Notify, ReportParts, print_result
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.metrics import AnomalyCorrelation, LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanOfRootsRMSE
+from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 from smoe_paper.weather.model import make_split, open_store
 from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherRecipe, published_results
 from smoe_paper.weather.samples import WeatherSamples
-from smoe_paper.weather.store import WeatherStore
-from smoe_paper.weather.tables import WeatherEvaluateOptions
-from smoe_paper.weather.truth import BASELINES, BaselineName, Baselines, Truth, pieces_of, write_forecasts
+from smoe_paper.weather.truth import BASELINES, BaselineName, Baselines, pieces_of
 
 Scores = Mapping[str, float]
 
 
-def metrics_of(
-    store: WeatherStore, channels: Sequence[str], climatology: np.ndarray, *, are_normalised: bool = False
-) -> list[Metric]:
-    """Returns all scores of forecasts in physical or in normalised units."""
-    indices, latitude = store.channel_indices(channels), store.grid.latitude
-    scales, offsets, inverses = [1.0] * len(channels), [0.0] * len(channels), {}
-    if are_normalised:
-        scales, offsets = store.std[indices], store.mean[indices]
-        # The network forecasts the logarithm of precipitation.
-        inverses = {name: partial(store.to_physical, name) for name in channels if name == "tp"}
-    errors = (LatitudeWeightedRMSE, MeanOfRootsRMSE, LatitudeWeightedMAE)
-    return [
-        *(kind(channels, latitude, scales, inverses=inverses) for kind in errors),
-        AnomalyCorrelation(channels, latitude, scales, climatology, offsets=offsets, inverses=inverses),
-    ]
-
-
-def score_baselines(
-    samples: WeatherSamples, train_years: tuple[int, int], climatology: np.ndarray | None = None
-) -> dict[str, Scores]:
+def score_baselines(samples: WeatherSamples, train_years: tuple[int, int]) -> dict[str, Scores]:
     """Scores persistence and the climatologies of the training years on the forecasts of some samples."""
     baselines = Baselines(samples.store, samples.targets, train_years)
-    truth = baselines.truth
-    metrics = metrics_of(truth.store, truth.channels, truth.mean(samples.years) if climatology is None else climatology)
+    channels, latitude = samples.targets, samples.store.grid.latitude
+    ones = [1.0] * len(channels)
+    metrics: list[Metric] = [kind(channels, latitude, ones) for kind in (LatitudeWeightedRMSE, LatitudeWeightedMAE)]
     sums: dict[BaselineName, MetricSums] = {name: MetricSums(metrics) for name in BASELINES}
     for inits in pieces_of(samples.init_times, "scores of the baselines"):
         valid = inits + np.timedelta64(samples.lead_hours, "h")
-        target = torch.from_numpy(truth.read(valid))
+        target = torch.from_numpy(baselines.truth.read(valid))
         for name, total in sums.items():
             total.add(torch.from_numpy(baselines.forecast(name, inits, valid)), target)
     return {name: total.values() for name, total in sums.items()}
-
-
-def evaluate_run(run: OpenRun, split: str, forecasts: Path | None = None) -> tuple[Scores, dict[str, Scores]]:
-    """Scores a run, and the baselines on the same forecasts; writes the run's forecasts if a file is given."""
-    assert isinstance(run.recipe, WeatherRecipe)
-    samples = samples_of(run, split)
-    store, targets = samples.store, samples.targets
-    climatology = Truth(store, targets).mean(samples.years)
-    metrics: list[Metric] = metrics_of(store, targets, climatology, are_normalised=True)
-    names = {name for metric in metrics for name in metric.names}
-    sums = MetricSums([*(metric for metric in run.task.metrics if not names & set(metric.names)), *metrics])
-    kept: list[Tensor] = []
-    for prediction, target in run.predict(split):
-        sums.add(prediction, target)
-        if forecasts is not None:
-            kept.append(_to_physical(samples, prediction.double().cpu()))
-    if forecasts is not None:
-        fields = torch.cat(kept).numpy()
-        by_channel = {name: fields[:, number] for number, name in enumerate(targets)}
-        what = f"smoe run {run.name}, {split} split"
-        write_forecasts(forecasts, by_channel, samples.init_times, samples.lead_hours, store.grid, what)
-    return sums.values(), score_baselines(samples, run.recipe.data.train_years, climatology)
 
 
 def samples_of(run: OpenRun, split: str) -> WeatherSamples:
@@ -104,20 +60,18 @@ def _to_physical(samples: WeatherSamples, fields: Tensor) -> Tensor:
     return torch.stack(physical, dim=1)
 
 
-def print_run_scores(run: OpenRun, options: WeatherEvaluateOptions) -> None:
-    """Scores a run, prints its table, and writes its forecasts if a file is given."""
-    split = options.split
-    scores, baselines = evaluate_run(run, split, options.forecasts)
-    published = published_results(run.name, samples_of(run, split).lead_hours)
-    print_result(run.name, split, scores, run.directory.path, published, baselines)
+def print_run_scores(run: OpenRun, options: EvaluateOptions) -> None:
+    """Scores a run beside persistence, climatologies and the paper, and prints a table."""
+    samples = samples_of(run, options.split)
+    baselines = score_baselines(samples, run.recipe.data.train_years)
+    published = published_results(run.name, samples.lead_hours)
+    print_result(run.name, options.split, run.evaluate(options.split), run.directory.path, published, baselines)
     Console(highlight=False).print(
-        "rmse: root of the mean over times and area; mean_rmse: mean over times of the roots; mae: mean absolute "
-        "error; acc: anomaly correlation. All weighted by latitude. The paper's numbers are of ERA5, 2017-2018: a "
-        "simulated atmosphere is another task, to be judged by its own persistence and climatology.",
+        "rmse: root of the mean over times and area; mae: mean absolute error; both weighted by latitude. The paper's "
+        "numbers are of ERA5, 2017-2018: a simulated atmosphere is another task, to be judged by its own persistence "
+        "and climatology.",
         soft_wrap=True,
     )
-    if options.forecasts is not None:
-        sys.stderr.write(f"forecasts: {options.forecasts}\n")
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:

@@ -119,11 +119,6 @@ class WeatherStore:
         """Returns the years of the store, complete or not."""
         return sorted(set(years_of(self.times).tolist()))
 
-    def verify(self) -> None:
-        """Compares all arrays with their checksums."""
-        for rows in (self._constant_rows, self.fields):
-            rows.verify()
-
     def describe(self) -> str:
         rows, columns = self.grid.shape
         first, last = self.statistics_years

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
-from smoe_paper.experiments.experiment import DataCommand, EvaluateOptions, Experiment
+from smoe_paper.experiments.experiment import DataCommand, Experiment
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.weather.recipes import (
     RASP_CONSTANTS,
@@ -194,17 +193,6 @@ def _small(recipe: WeatherRecipe) -> WeatherRecipe:
     return replace(recipe, data=data, model=model, training=training)
 
 
-@dataclass(frozen=True)
-class WeatherEvaluateOptions(EvaluateOptions):
-    """Scores a trained run beside persistence, climatologies and published results.
-
-    Attributes:
-        forecasts: File to write the forecasts to, .nc or .zarr.
-    """
-
-    forecasts: Path | None = None
-
-
 WEATHER_TABLES = TableSet(
     name="weather",
     metrics=(ShownMetric(_Z, "Z500", decimals=0), ShownMetric(_T, "T850", decimals=2)),
@@ -233,7 +221,6 @@ class WeatherExperiment(Experiment):
     name: ClassVar[str] = "weather"
     recipe_type = WeatherRecipe
     recipes = WEATHER_RECIPES
-    evaluate_options = WeatherEvaluateOptions
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
         ("prepare", "weather"): DataCommand("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
     }
@@ -241,12 +228,6 @@ class WeatherExperiment(Experiment):
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
         return published_results(recipe_name, 72)
-
-    def prepare_evaluation(self, options: WeatherEvaluateOptions) -> None:
-        if options.forecasts is not None:
-            from smoe.gridded import check_output
-
-            check_output(options.forecasts)
 
 
 WEATHER = WeatherExperiment()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,9 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from smoe.errors import DataError
-from smoe.gridded import import_xarray, with_provenance, write_cf
-from smoe_paper.atmosphere.fields import Grid, years_of
-from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
+from smoe_paper.atmosphere.fields import years_of
 from smoe_paper.weather.store import WeatherStore
 
 _TIMES_PER_PIECE = 128
@@ -56,14 +53,6 @@ class Truth:
             )
         return found
 
-    def mean(self, years: tuple[int, int]) -> np.ndarray:
-        """Returns the mean over all times of the years, `(C, H, W)`, which WeatherBench's ACC uses."""
-        times = self.times_of(years)
-        total = np.zeros((len(self.channels), *self.store.grid.shape))
-        for piece in pieces_of(times, f"mean of {years[0]}-{years[1]}"):
-            total += self.read(piece).sum(0)
-        return total / len(times)
-
 
 NUM_WEEKS = 52
 
@@ -105,28 +94,3 @@ class Baselines:
         if name == "climatology":
             return np.repeat(self.climatology[None], len(init_times), axis=0)
         return self.weekly_climatology[week_of_year(valid_times)]
-
-
-def write_forecasts(
-    path: Path, forecasts: Mapping[str, np.ndarray], init_times: np.ndarray, lead_hours: int, grid: Grid, what: str
-) -> None:
-    """Writes forecasts of one lead by channel as `(init_time, lead_time, lat, lon)`, whole or not at all."""
-    coordinates = {
-        "init_time": ("init_time", init_times.astype("datetime64[ns]"), {"long_name": "start"}),
-        "lead_time": ("lead_time", np.array([lead_hours]), {"units": "hours", "long_name": "time since init_time"}),
-        "lat": ("lat", list(grid.latitude), {"units": "degrees_north", "standard_name": "latitude"}),
-        "lon": ("lon", list(grid.longitude), {"units": "degrees_east", "standard_name": "longitude"}),
-    }
-    arrays = {}
-    for name, fields in forecasts.items():
-        channel = parse_channel(name)
-        variable = VARIABLES[channel.variable]
-        if not np.isfinite(fields).all():
-            raise DataError(f"the forecast of {name} holds {np.count_nonzero(~np.isfinite(fields))} values not finite")
-        attributes = {"units": variable.units, "long_name": variable.folder}
-        if channel.level is not None:
-            attributes |= {"level": channel.level, "level_units": "hPa"}
-        arrays[name] = (tuple(coordinates), fields[:, None].astype(np.float32), attributes)
-    dataset = import_xarray().Dataset(arrays, coordinates)
-    dataset["init_time"].encoding = {"units": "hours since 1970-01-01", "dtype": "int64"}
-    write_cf(with_provenance(dataset, what), path)
