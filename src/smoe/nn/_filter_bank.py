@@ -528,8 +528,16 @@ class FilterBank(RoutedLayer):
 
     def _select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Filters each pixel with its experts, and adds their bias."""
-        is_added = self.bias is not None and self._bias_owner == "expert"
-        return self._apply_bank(source, indices, self._offsets() if is_added else None)
+        return self._select_compared(source, indices)[0]
+
+    def _select_compared(
+        self, source: torch.Tensor, indices: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        weight = self.weight.detach()
+        if self.bias is None or self._bias_owner == "slot":
+            return self._apply_bank(source, indices, None), (weight,)
+        offsets = self._offsets()
+        return self._apply_bank(source, indices, offsets), (weight, offsets.detach())
 
     def _trained_parameter(self) -> nn.Parameter | None:
         weight = self._parameters.get("weight")
@@ -546,7 +554,7 @@ class FilterBank(RoutedLayer):
         if affine is not None and affine.steps is not None and not torch.compiler.is_compiling():
             affine.begin_pass()
             if not affine._is_led:
-                affine.note_pass(self)
+                affine.note_pass(self, self._trained_parameter())
         if self._input_mean is not None and not self._input_mean.counters["is_set"] and not has_transforms():
             self._input_mean.set(source, self.weight)
 
@@ -564,11 +572,6 @@ class FilterBank(RoutedLayer):
         if self._input_mean is not None and self.bias is not None:
             self.bias.copy_(self._offsets())
             self._input_mean.restart()
-
-    @torch.no_grad()
-    def _compared(self) -> tuple[torch.Tensor, ...]:
-        weight = self.weight.detach()
-        return (weight,) if self.bias is None or self._bias_owner == "slot" else (weight, self._offsets().detach())
 
     @torch.no_grad()
     def _family_gradient(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -208,9 +208,8 @@ class SelfTaught(SharedModule):
             child._mark()
         return self
 
-    def note_pass(self, layer: RoutedLayer) -> None:
-        """Called in a backward pass of a layer."""
-        trained = layer._trained_parameter()
+    def note_pass(self, layer: RoutedLayer, trained: nn.Parameter | None) -> None:
+        """Called in a backward pass of a layer, with its `_trained_parameter`."""
         for child in self._taught:
             child._versions[layer] = -1 if trained is None else trained._version
 

@@ -321,9 +321,11 @@ class RoutedLayer(nn.Module, ABC):
     def _select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Computes the outputs `(B, E' * F, *grid)` of experts `(1 or B, E', P)` from what `_prepare` returned."""
 
-    def _compared(self) -> tuple[torch.Tensor, ...]:
-        """Tensors that `_candidate_products` needs, as they are in this pass."""
-        return ()
+    def _select_compared(
+        self, source: torch.Tensor, indices: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """The same, with tensors that `_candidate_products` needs, as they are in this pass."""
+        return self._select(source, indices), ()
 
     def _family_gradient(
         self, source: torch.Tensor, error: torch.Tensor, temperature: float, *compared: torch.Tensor
@@ -334,7 +336,7 @@ class RoutedLayer(nn.Module, ABC):
             source: As for `_candidate_products`, like error and compared.
             error: Error signal.
             temperature: Temperature of the softmax of a family.
-            *compared: What `_compared` returned in the forward pass.
+            *compared: What `_select_compared` returned beside the outputs.
 
         Returns:
             Gradients by the identity of their tensors, and whether they are finite; they are 0 otherwise. None if the
@@ -354,7 +356,7 @@ class RoutedLayer(nn.Module, ABC):
             error: Error signal of these samples, `(B', E * F, *grid)`; slot s compares the experts of family s.
             families: Families to compare.
             experts: Numbers of their experts.
-            *compared: What `_compared` returned in the forward pass.
+            *compared: What `_select_compared` returned beside the outputs.
 
         Returns:
             `(1, X', P)` for the experts of these families. Where the layer is not weighted, a number for each family

@@ -70,16 +70,16 @@ class StraightThroughLearner(Learner):
         """The selected experts' outputs; in backward, the gate receives the gradient of other choices."""
         layer, source, routing = step
         gate = layer.gate
-        selected = layer._select(source, routing.indices)
+        selected, compared = layer._select_compared(source, routing.indices)
         if layer._needs_scores:
             selected = step.damped(step.weighed(selected))
         trained = layer._trained_parameter()
         if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
             return selected
         part = self._samples(gate, len(source))
-        compared = layer._compared()
         if not torch.compiler.is_compiling():
-            return _Families.apply(selected, source, step, self, part, len(compared), *compared, *gate.numbers())  # type: ignore[return-value]
+            numbers = gate.numbers()
+            return _Families.apply(selected, source, step, self, part, trained, numbers, *compared, *numbers)  # type: ignore[return-value]
         if part is None:
             return selected
         scores, indices = routing.scores, routing.indices
@@ -135,12 +135,13 @@ class _Families(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, selected, source, step, learner, part, num_compared, *tensors):
-        ctx.save_for_backward(*() if part is None else (source[part], *tensors[:num_compared]))
+    def forward(ctx, selected, source, step, learner, part, trained, numbers, *tensors):
+        compared = tensors[: len(tensors) - len(numbers)]
+        ctx.save_for_backward(*() if part is None else (source[part], *compared))
         nothing = step.routing.indices if step.layer._weighted else None
         ctx.layer, ctx.pixels, ctx.indices = step.layer, step.routing.pixels, nothing
         ctx.learner, ctx.part, ctx.num_pixels = learner, part, step.routing.indices.shape[2]
-        ctx.num_others = len(tensors) + 5
+        ctx.trained, ctx.numbers, ctx.num_others = trained, numbers, len(tensors) + 6
         return selected.detach()
 
     @staticmethod
@@ -149,12 +150,12 @@ class _Families(torch.autograd.Function):
         layer, learner, gate = ctx.layer, ctx.learner, ctx.layer.gate
         learner.counters["num_waited"] = 1 if ctx.part is not None else learner.counters["num_waited"] + 1
         learner._is_counted = True
-        gate.note_pass(layer)
+        gate.note_pass(layer, ctx.trained)
         # Derivatives that a loss is made of (`create_graph`) are no errors of a prediction: nothing is learned of them.
         if ctx.part is None or torch.is_grad_enabled():
             return error, *(None,) * ctx.num_others
         source, *compared = ctx.saved_tensors
-        numbers, part, temperature = gate.numbers(), error[ctx.part], learner.rule.temperature
+        numbers, part, temperature = ctx.numbers, error[ctx.part], learner.rule.temperature
         fused = layer._family_gradient(source, part, temperature, *compared) if ctx.pixels is None else None
         if fused is not None:
             gradients, is_finite = fused
