@@ -219,10 +219,6 @@ class OpenFiles:
                 self._open[path] = open_netcdf(path)
         return self._open[path]
 
-    def close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
-
 
 def years_of(times: np.ndarray) -> np.ndarray:
     return times.astype("datetime64[Y]").astype(np.int64) + 1970

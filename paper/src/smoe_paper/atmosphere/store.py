@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
@@ -228,3 +228,12 @@ def only_writer(output: Path, arrays: Iterable[str], num_bytes: int) -> Iterator
             yield size
     except Timeout:
         raise DataError(f"another process is preparing {output}: wait for it, or stop it") from None
+
+
+def tell_missing_years(split: str, years: tuple[int, int], store: Any, notify: Callable[[str], None]) -> None:
+    missing = sorted(set(range(years[0], years[1] + 1)) - set(store.years()))
+    if missing:
+        notify(
+            f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
+            f"{', '.join(map(str, missing))}"
+        )

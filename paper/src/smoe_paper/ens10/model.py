@@ -9,6 +9,7 @@ import torch
 from smoe.errors import DataError
 from smoe.regression._nets import UNet, start_as_torch
 from smoe.training.task import Metric, Task
+from smoe_paper.atmosphere.store import tell_missing_years
 from smoe_paper.ens10.recipes import (
     EmosModel,
     EnsembleData,
@@ -83,21 +84,16 @@ def make_task(recipe: EnsembleRecipe, store: EnsembleStore, samples: Mapping[str
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), store)
     metrics = make_scores(has_efi=store.efi is not None)
-    return assemble_task(recipe, model, gaussian_crps_loss, metrics, samples, EnsembleSamples.collate)
+    return assemble_task(recipe, model, gaussian_crps_loss, metrics, samples)
 
 
 def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify: Notify = print) -> EnsembleSamples:
     """Returns the samples of a split: members for EMOS, otherwise statistics; with the EFI if the store has one."""
     data = recipe.data
-    years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
+    years = getattr(data, f"{split}_years")
     inputs = "members" if isinstance(recipe.model, EmosModel) else "statistics"
     samples = EnsembleSamples(store, years, inputs=inputs)
-    missing = [year for year in range(years[0], years[1] + 1) if year not in store.years()]
-    if missing:
-        notify(
-            f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
-            f"{', '.join(map(str, missing))}"
-        )
+    tell_missing_years(split, years, store, notify)
     if split != "train" and samples.num_without_efi:
         notify(
             f"{split}: {samples.num_without_efi} of {len(samples)} forecasts have no extreme forecast index, and the "

@@ -15,7 +15,6 @@ from smoe.errors import DataError
 from smoe.gridded import damage_as_data_error, import_cfgrib, open_netcdf
 from smoe_paper.atmosphere.fields import (
     Grid,
-    OpenFiles,
     as_minutes,
     check_global,
     check_order,
@@ -53,18 +52,15 @@ class DatedFields:
 
     def __init__(
         self,
-        files: OpenFiles,
         path: Path,
         names: tuple[str, ...],
         level: int | None,
         physics: Variable,
-        grid: Grid | None = None,
-        *,
-        is_sea_only: bool = False,
+        grid: Grid,
     ) -> None:
-        self._files, self._path, self._level = files, path, level
-        self._physics, self._is_sea_only = physics, is_sea_only
-        dataset = files[path]
+        self._physics, self._level = physics, level
+        with damage_as_data_error(path):
+            self._dataset = dataset = open_netcdf(path)
         found = find_variable(dataset, path, names, grid, has_levels=level is not None, is_north_first=True)
         found.check_level(level)
         self._variable, self.grid, self.where = found, found.grid, f"{path}: {found.name}"
@@ -78,8 +74,8 @@ class DatedFields:
         if not len(index):
             raise DataError(f"{self.where} lacks {date}; it has {self.dates[0]} to {self.dates[-1]}")
         where = {self._time: slice(int(index[0]), int(index[0]) + 1)}
-        field = self._variable.read(self._files[self._path], self._time, where, self._level)
-        check_fields(field, self._physics, np.array([date]), self.grid, self.where, is_sea_only=self._is_sea_only)
+        field = self._variable.read(self._dataset, self._time, where, self._level)
+        check_fields(field, self._physics, np.array([date]), self.grid, self.where)
         return field[0]
 
 
@@ -291,10 +287,10 @@ def open_truth(root: Path, task: EnsembleTask, grid: Grid) -> DatedFields:
     if not path.is_file():
         raise DataError(f"{root} has no {task.truth_file}, the truth of {task.name}: put it there, or name its --truth")
     names = (task.target_variable.name, task.target_variable.grib_name)
-    return DatedFields(OpenFiles(), path, names, task.level, task.target_variable.on_level(task.level), grid)
+    return DatedFields(path, names, task.level, task.target_variable.on_level(task.level), grid)
 
 
 def open_efi(root: Path, task: EnsembleTask, grid: Grid) -> DatedFields | None:
     """Opens the extreme forecast index of the release, if it is there."""
     path = root / f"efi_{task.name}.nc"
-    return DatedFields(OpenFiles(), path, ("efi",), None, _EFI, grid) if path.is_file() else None
+    return DatedFields(path, ("efi",), None, _EFI, grid) if path.is_file() else None

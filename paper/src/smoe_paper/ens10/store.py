@@ -12,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from smoe.errors import DataError
 from smoe_paper.atmosphere.fields import Grid, describe_years, years_of
 from smoe_paper.atmosphere.store import DTYPE, Rows, checksum, open_metadata
 from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, TaskName
+from smoe_paper.experiments.samples import BatchedSamples
 
 FORMAT = "smoe ensemble store"
 # Of the release: keeps a point whose statistics hardly vary from exploding.
@@ -118,15 +118,12 @@ class EnsembleStore:
         return EnsembleStore, (self.path, self.plan)
 
 
-class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
+class EnsembleSamples(BatchedSamples):
     """Normalised statistics of an ensemble, or its members, with the targets of loss and scores in physical units.
 
     The target stacks the truth, the ensemble's mean and standard deviation of the target variable, which a model
     corrects, and, if the store has it, the extreme forecast index, NaN for dates that have none. Years are those of the
     valid dates, as in ENS-10: a forecast that started on 31 December belongs to the next year.
-
-    Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
-    `DataLoader(samples, batch_size=8, collate_fn=EnsembleSamples.collate)`.
     """
 
     def __init__(
@@ -149,10 +146,6 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        input, target = self.__getitems__([index])
-        return input[0], target[0]
-
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns the inputs `(B, C, H, W)` and the targets `(B, 3 or 4, H, W)`."""
         rows, store = self._rows[np.asarray(indices, np.int64)], self.store
@@ -161,8 +154,3 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
         input = np.stack([fields[row] for row in rows]).astype(np.float32)
         target = np.stack([[values[row] for values in targets] for row in rows]).astype(np.float32)
         return torch.from_numpy(input), torch.from_numpy(target)
-
-    @staticmethod
-    def collate(batch: Any) -> tuple[Tensor, Tensor]:
-        """Returns the batch as it is: `__getitems__` has stacked it, and torch's default would stack it again."""
-        return batch

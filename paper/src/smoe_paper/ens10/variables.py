@@ -24,19 +24,11 @@ class EnsembleVariable:
     grib_name: str
     grib_short_name: str
     physics: Variable
-    max_spread: float
     is_sea_only: bool = False
 
     def on_level(self, level: int | None) -> Variable:
         """Returns unit and bounds of means on a level in hPa."""
         return replace(self.physics, plausible=plausible_bounds(self.physics, level))
-
-    def spread(self) -> Variable:
-        """Returns unit and bounds of standard deviations."""
-        # All members may share one analysis of the sea.
-        varies = self.physics.varies and not self.is_sea_only
-        name = f"the spread of {self.name}"
-        return replace(self.physics, short_name=name, plausible=(0.0, self.max_spread), varies=varies)
 
 
 def _own(short_name: str, units: str, low: float, high: float, varies: bool = True, *names: str) -> Variable:
@@ -49,27 +41,27 @@ def _shared(short_name: str) -> Variable:
 
 _KELVIN = ("kelvin",)
 PRESSURE_LEVEL_VARIABLES = (
-    EnsembleVariable("Z", "z", "z", _shared("z"), 2.0e4),
-    EnsembleVariable("T", "t", "t", _shared("t"), 60.0),
-    EnsembleVariable("Q", "q", "q", _shared("q"), 0.05),
-    EnsembleVariable("W", "w", "w", _own("w", "Pa s-1", -200.0, 200.0), 100.0),
-    EnsembleVariable("D", "d", "d", _own("d", "s-1", -0.1, 0.1), 0.1),
-    EnsembleVariable("U", "u", "u", _shared("u"), 150.0),
-    EnsembleVariable("V", "v", "v", _shared("v"), 150.0),
+    EnsembleVariable("Z", "z", "z", _shared("z")),
+    EnsembleVariable("T", "t", "t", _shared("t")),
+    EnsembleVariable("Q", "q", "q", _shared("q")),
+    EnsembleVariable("W", "w", "w", _own("w", "Pa s-1", -200.0, 200.0)),
+    EnsembleVariable("D", "d", "d", _own("d", "s-1", -0.1, 0.1)),
+    EnsembleVariable("U", "u", "u", _shared("u")),
+    EnsembleVariable("V", "v", "v", _shared("v")),
 )
 SURFACE_VARIABLES = (
-    EnsembleVariable("SSTK", "sst", "sst", _own("sst", "K", 200.0, 350.0, True, *_KELVIN), 60.0, is_sea_only=True),
-    EnsembleVariable("TCW", "tcw", "tcw", _own("tcw", "kg m-2", -1.0, 200.0), 100.0),
-    EnsembleVariable("TCWV", "tcwv", "tcwv", _own("tcwv", "kg m-2", -1.0, 200.0), 100.0),
-    EnsembleVariable("CP", "cp", "cp", _own("cp", "m", -0.01, 3.0, False), 2.0),
+    EnsembleVariable("SSTK", "sst", "sst", _own("sst", "K", 200.0, 350.0, True, *_KELVIN), is_sea_only=True),
+    EnsembleVariable("TCW", "tcw", "tcw", _own("tcw", "kg m-2", -1.0, 200.0)),
+    EnsembleVariable("TCWV", "tcwv", "tcwv", _own("tcwv", "kg m-2", -1.0, 200.0)),
+    EnsembleVariable("CP", "cp", "cp", _own("cp", "m", -0.01, 3.0, False)),
     # Below a cold plateau, a coarse model reduces the pressure to values above all barometer readings.
-    EnsembleVariable("MSL", "msl", "msl", _own("msl", "Pa", 8.0e4, 1.25e5), 1.0e4),
-    EnsembleVariable("TCC", "tcc", "tcc", _shared("tcc"), 0.6),
-    EnsembleVariable("U10M", "u10", "10u", _shared("u10"), 100.0),
-    EnsembleVariable("V10M", "v10", "10v", _shared("v10"), 100.0),
-    EnsembleVariable("T2M", "t2m", "2t", _shared("t2m"), 60.0),
-    EnsembleVariable("TP", "tp", "tp", _own("tp", "m", -0.01, 3.0, False), 2.0),
-    EnsembleVariable("SKT", "skt", "skt", _own("skt", "K", 130.0, 400.0, True, *_KELVIN), 80.0),
+    EnsembleVariable("MSL", "msl", "msl", _own("msl", "Pa", 8.0e4, 1.25e5)),
+    EnsembleVariable("TCC", "tcc", "tcc", _shared("tcc")),
+    EnsembleVariable("U10M", "u10", "10u", _shared("u10")),
+    EnsembleVariable("V10M", "v10", "10v", _shared("v10")),
+    EnsembleVariable("T2M", "t2m", "2t", _shared("t2m")),
+    EnsembleVariable("TP", "tp", "tp", _own("tp", "m", -0.01, 3.0, False)),
+    EnsembleVariable("SKT", "skt", "skt", _own("skt", "K", 130.0, 400.0, True, *_KELVIN)),
 )
 
 

@@ -26,6 +26,7 @@ from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Collate, Metric, Task, evaluate, predict
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, GateOptions, Recipe, SgdMomentum
+from smoe_paper.experiments.samples import BatchedSamples
 
 Start = Callable[[nn.SpatialMoE2d], None]
 
@@ -178,7 +179,7 @@ def assemble_task(
     loss: Callable[[Tensor, Tensor], Tensor],
     metrics: Sequence[Metric],
     samples: Mapping[str, Dataset[Any]] | None,
-    collate: Collate,
+    collate: Collate = BatchedSamples.collate,
     **options: Any,
 ) -> Task:
     """The task of a recipe, with its optimiser and its auxiliary losses."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from smoe.training import to_plain, write_atomically
 from smoe_paper.experiments.experiment import Notify
+from smoe_paper.experiments.samples import BatchedSamples
 from smoe_paper.heat.recipes import HeatDiffusion
 
 # Of the 8 neighbours of a pixel a raster scan has visited 4: one to the left and three above.
@@ -134,11 +134,8 @@ def simulate_heat(
     return frames
 
 
-class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
-    """Pairs of consecutive frames `(R, T + 1, *grid)`: pair i is step `i % T` of run `i // T` and the step after it.
-
-    Whole batches come from `__getitems__` already stacked: `DataLoader(pairs, collate_fn=HeatPairs.collate)`.
-    """
+class HeatPairs(BatchedSamples):
+    """Pairs of consecutive frames `(R, T + 1, *grid)`: pair i is step `i % T` of run `i // T` and the step after it."""
 
     def __init__(self, frames: np.ndarray) -> None:
         self.num_steps = frames.shape[1] - 1
@@ -148,10 +145,6 @@ class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return self._num_pairs
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        input, target = self.__getitems__([index])
-        return input[0], target[0]
-
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The inputs and the targets of a batch, `(B, 1, *grid)` each, copies of the frames."""
         if len(indices) and not 0 <= min(indices) <= max(indices) < self._num_pairs:
@@ -160,11 +153,6 @@ class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
         # Each run holds one frame more than pairs.
         frame = torch.tensor([index + index // self.num_steps for index in indices], dtype=torch.int64)
         return self._frames.index_select(0, frame), self._frames.index_select(0, frame + 1)
-
-    @staticmethod
-    def collate(batch: Any) -> tuple[Tensor, Tensor]:
-        # `__getitems__` has stacked it, and torch's default would stack it again.
-        return batch
 
 
 def make_region_map(data: HeatDiffusion) -> np.ndarray:

@@ -19,7 +19,7 @@ from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.baselines.patch_moe import patch_moe_loss
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task
-from smoe_paper.heat.data import HeatPairs, diffusion_stencil, make_region_map, make_split
+from smoe_paper.heat.data import diffusion_stencil, make_region_map, make_split
 from smoe_paper.heat.recipes import (
     ConvNetModel,
     FullyConnectedModel,
@@ -151,6 +151,5 @@ def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
         F.mse_loss if recipe.loss == "mse" else F.l1_loss,
         [within, MeanSquaredError(), MeanAbsoluteError()],
         data,
-        HeatPairs.collate,
         **options,
     )

@@ -16,7 +16,6 @@ from smoe.rules import Rule
 from smoe.training.task import Task
 from smoe_paper.experiments.experiment import SPLITS, Notify, ReportParts
 from smoe_paper.experiments.task import Learning, OpenRun, assemble_task
-from smoe_paper.heat.data import HeatPairs
 from smoe_paper.heat_mesh.data import Domain, make_domain, make_regions, make_split
 from smoe_paper.heat_mesh.recipes import MeshModel, MeshMoEModel, MeshRecipe, SageModel
 from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
@@ -121,7 +120,6 @@ def build_task(recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
         F.mse_loss,
         [PercentWithin(0.01, 1e-8), MeanSquaredError(), MeanAbsoluteError()],
         data,
-        HeatPairs.collate,
     )
 
 

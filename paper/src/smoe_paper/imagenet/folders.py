@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageFile
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from smoe.errors import DataError
+from smoe_paper.experiments.samples import BatchedSamples
 from smoe_paper.imagenet.augment import draw_crop, erase, mix, trivial_augment
 from smoe_paper.imagenet.recipes import Augmentation
 
@@ -143,9 +143,7 @@ def find_classes(folder: Path) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def find_class_folders(
-    folder: Path, classes: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
-) -> ClassFolders:
+def find_class_folders(folder: Path, classes: Sequence[str] | None = None) -> ClassFolders:
     """Lists the images of a split without opening them. Hidden files are ignored."""
     found = find_classes(folder)
     if classes is not None and tuple(classes) != found:
@@ -155,12 +153,10 @@ def find_class_folders(
         )
     names: list[bytes] = []
     counts: list[int] = []
-    for number, name in enumerate(found):
+    for name in found:
         files = _list_images(folder / name)
         names += [os.fsencode(file) for file in files]
         counts.append(len(files))
-        if progress is not None:
-            progress(number + 1, len(found))
     empty = [name for name, count in zip(found, counts, strict=True) if not count]
     if empty:
         raise DataError(f"{folder}: {_some(empty, 'class folder')} without images; remove or fill them")
@@ -212,11 +208,8 @@ def _some(names: Sequence[str], what: str) -> str:
 _OF_BATCH = 1
 
 
-class FolderImages(Dataset[tuple[Tensor, Tensor]]):
-    """The centres of images, with their classes.
-
-    Batches come from `__getitems__` already stacked: give a loader a `collate_fn` that returns them unchanged.
-    """
+class FolderImages(BatchedSamples):
+    """The centres of images, with their classes."""
 
     def __init__(self, images: ClassFolders, resize: int = 232, crop: int = 224) -> None:
         self.images, self.resize, self.crop = images, resize, crop
@@ -224,17 +217,13 @@ class FolderImages(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        images, labels = self.__getitems__([index])
-        return images[0], labels[0]
-
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The images `(B, 3, crop, crop)`, float32, and their classes `(B,)`, int64."""
         images = [evaluation_view(read_image(self.images.path(index)), self.resize, self.crop) for index in indices]
         return torch.stack(images), _labels(self.images, indices)
 
 
-class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
+class AugmentedFolderImages(BatchedSamples):
     """Random views of training images, drawn anew in each epoch, and mixed within each batch.
 
     Copy k of image i is the index `i + k * len(samples)`, see `smoe.training.task.ShuffledBatches`. The draws for it

@@ -31,7 +31,6 @@ from smoe_paper.imagenet.recipes import (
     ResNet50Model,
     SpatialMoEResNet50Model,
 )
-from smoe_paper.images.data import ImageSamples
 from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, MeanCrossEntropy
 from smoe_paper.models import ResNet
@@ -178,7 +177,6 @@ def make_task(
         CrossEntropy(recipe.label_smoothing),
         metrics,
         samples,
-        ImageSamples.collate,
         num_repetitions=recipe.augmentation.repetitions,
         for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,
     )

@@ -10,14 +10,13 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from smoe.errors import DataError, suggest
+from smoe_paper.experiments.samples import BatchedSamples
 from smoe_paper.images.recipes import CIFAR10_ARCHIVE, IMAGE_SETS, ImageSet, Part
 
 
@@ -111,11 +110,8 @@ def _read_cifar10(image_set: ImageSet, paths: Sequence[Path], part: Part) -> Lab
     return LabelledImages(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0])
 
 
-class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Images `(N, C, H, W)` with their classes, stored as bytes and scaled for each batch.
-
-    Whole batches come from `__getitems__` already stacked: `DataLoader(samples, collate_fn=ImageSamples.collate)`.
-    """
+class ImageSamples(BatchedSamples):
+    """Images `(N, C, H, W)` with their classes, stored as bytes and scaled for each batch."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, value_range: tuple[float, float] = (0.0, 1.0)) -> None:
         low, high = value_range
@@ -132,22 +128,14 @@ class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image, label = self.__getitems__([index])
-        return image[0], label[0]
-
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The images `(B, C, H, W)`, float32, and their classes `(B,)`, int64."""
         which = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images.index_select(0, which).float().mul_(self.step).add_(self.low)
         return images, self.labels.index_select(0, which)
 
-    @staticmethod
-    def collate(batch: Any) -> tuple[Tensor, Tensor]:
-        return batch
 
-
-class DrawnImages(Dataset[tuple[Tensor, Tensor]]):
+class DrawnImages(BatchedSamples):
     """A random part of the samples, without repetition, drawn again for each epoch."""
 
     def __init__(self, samples: ImageSamples, number: int, seed: int) -> None:
@@ -163,9 +151,6 @@ class DrawnImages(Dataset[tuple[Tensor, Tensor]]):
 
     def __len__(self) -> int:
         return self.number
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.samples[int(self._drawn[index])]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Images `(B, C, H, W)` and their classes `(B,)`."""

@@ -109,7 +109,7 @@ def make_task(
     metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), image_set.image_shape, num_classes)
-    return assemble_task(recipe, model, CrossEntropy(recipe.label_smoothing), metrics, samples, ImageSamples.collate)
+    return assemble_task(recipe, model, CrossEntropy(recipe.label_smoothing), metrics, samples)
 
 
 def make_splits(data: ImageData, splits: tuple[str, ...]) -> dict[str, ImageSamples]:

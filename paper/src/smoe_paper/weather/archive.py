@@ -239,9 +239,6 @@ class Archive:
             )
         return field
 
-    def close(self) -> None:
-        self._files.close()
-
     def _constants_file(self) -> Path | None:
         return next(iter(sorted((self.path / "constants").glob("constants*.nc"))), None)
 

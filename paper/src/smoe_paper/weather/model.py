@@ -13,6 +13,7 @@ from smoe import nn
 from smoe.errors import DataError
 from smoe.training import to_plain
 from smoe.training.task import MeanLoss, Metric, Task
+from smoe_paper.atmosphere.store import tell_missing_years
 from smoe_paper.baselines.layers import LearnedChannels
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
@@ -190,12 +191,12 @@ def build_task(recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: 
     loss = LatitudeWeightedMSE(setting.latitude)
     regions = None if setting.land is None else (setting.land > 0.5).int()
     metrics = [MeanLoss(loss), *make_scores(recipe.data.targets, store)]
-    return assemble_task(recipe, model, loss, metrics, samples, WeatherSamples.collate, regions=regions)
+    return assemble_task(recipe, model, loss, metrics, samples, regions=regions)
 
 
 def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: Notify = print) -> WeatherSamples:
     data = recipe.data
-    years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
+    years = getattr(data, f"{split}_years")
     samples = WeatherSamples(
         store,
         years,
@@ -207,12 +208,7 @@ def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: N
         start_every_hours=data.test_every_hours if split == "test" else data.start_every_hours,
         skip_hours=data.skip_hours if split == "train" else 0,
     )
-    missing = samples.missing_years
-    if missing:
-        notify(
-            f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
-            f"{', '.join(map(str, missing))}"
-        )
+    tell_missing_years(split, years, store, notify)
     return samples
 
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from smoe.errors import DataError
 from smoe_paper.atmosphere.fields import describe_years, years_of
+from smoe_paper.experiments.samples import BatchedSamples
 from smoe_paper.weather.store import WeatherStore
 
 _HOUR = np.timedelta64(1, "h")
 
 
-class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
+class WeatherSamples(BatchedSamples):
     """Input fields at `t - 12 h`, `t - 6 h` and `t`, and target fields at `t + lead`, all normalised.
 
     Input channels: the oldest time first; the constants after the last time's fields. All times of a sample lie in the
     chosen years; samples for which one of them is not in the store are left out.
-
-    Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
-    `DataLoader(samples, batch_size=32, collate_fn=WeatherSamples.collate)`.
     """
 
     def __init__(
@@ -76,18 +72,8 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
     def num_input_channels(self) -> int:
         return len(self.input_names)
 
-    @property
-    def missing_years(self) -> list[int]:
-        """Requested years that are not in the store."""
-        return sorted(set(range(self.years[0], self.years[1] + 1)) - set(self.store.years()))
-
     def __len__(self) -> int:
         return len(self.init_times)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns the input `(num_input_channels, H, W)` and the target `(len(targets), H, W)`."""
-        input, target = self.__getitems__([index])
-        return input[0], target[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns the inputs `(B, num_input_channels, H, W)` and the targets `(B, len(targets), H, W)`."""
@@ -107,11 +93,6 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
             target[sample] = fields[target_rows[sample]][self._target_index]
         input[:, num_dynamic:] = self._constants
         return torch.from_numpy(input), torch.from_numpy(target)
-
-    @staticmethod
-    def collate(batch: Any) -> tuple[Tensor, Tensor]:
-        """Returns the batch as it is: `__getitems__` has stacked it, and torch's default would stack it again."""
-        return batch
 
     def _rows(self, times: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.store.times, times)
