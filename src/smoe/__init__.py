@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from smoe.diagnostics import describe
     from smoe.meshes import read_mesh
     from smoe.nn import (
-        CoarseGate,
         DecidedGate,
         FactorisedGate,
         FixedGate,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "CoarseGate",
     "DecidedGate",
     "FactorisedGate",
     "FixedGate",

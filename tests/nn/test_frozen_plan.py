@@ -26,7 +26,7 @@ builds = LIBRARY.functions.smoe_plan_builds
 builds.restype = ctypes.c_int64
 
 # Networks that the kernels sort pixels for.
-SORTED = [name for name in NETWORKS if name not in ("any experts", "affine", "coarse", "unequal families", "index")]
+SORTED = [name for name in NETWORKS if name not in ("any experts", "affine", "unequal families", "index")]
 
 
 def forget() -> None:

@@ -22,7 +22,6 @@ GATES: dict[str, Callable[[], smoe.SpatialGate]] = {
     "by number": lambda: smoe.TensorGate(6, 2, GRID, order="index"),
     "families": lambda: smoe.TensorGate(6, 2, GRID, order="families"),
     "factorised": lambda: smoe.FactorisedGate(6, 2, GRID),
-    "coarse": lambda: smoe.CoarseGate(6, 2, GRID, factor=1),
 }
 
 
@@ -37,7 +36,7 @@ def make(name: str, value: float) -> smoe.SpatialMoE2d:
     return layer
 
 
-@pytest.mark.parametrize(("name", "value"), [*zip(GATES, [torch.nan, torch.inf, -torch.inf] * 2, strict=True)])
+@pytest.mark.parametrize(("name", "value"), [*zip(GATES, [torch.nan, torch.inf, -torch.inf] * 2, strict=False)])
 def test_a_plain_program_marks_the_pixel(name: str, value: float) -> None:
     layer, input = make(name, value), torch.randn(2, 3, *GRID)
     program = torch.export.export(layer, (input,)).run_decompositions(smoe.ops.plain_operators())
@@ -55,15 +54,12 @@ def test_an_exported_program_raises_and_leaves_gradients_on(name: str) -> None:
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("name", ["factorised", "coarse"])
-def test_a_draw_in_bands_marks_the_pixel_where_the_device_cannot_raise(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draw_in_bands_marks_the_pixel_where_the_device_cannot_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banded, "_MAX_SCORES", 1)
     monkeypatch.setattr(gates, "has_library", lambda: False)
     monkeypatch.setattr(banded, "refuses_nonfinite", lambda device: False)
     monkeypatch.setattr("smoe.ops._routing.refuse_nonfinite", lambda scores: None)
-    layer, input = make(name, torch.nan), torch.randn(2, 3, *GRID)
+    layer, input = make("factorised", torch.nan), torch.randn(2, 3, *GRID)
     assert len(layer.gate.bands(24)) > 1
     is_marked = layer(input).isnan()
     assert is_marked[:, :, 1, 2].all()

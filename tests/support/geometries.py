@@ -39,7 +39,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "affine": (_plane(300, local_affine=True), (1, 16, *GRID)),
     "score": (_plane(rule="rc", padding_mode="circular"), (1, 16, *GRID)),
     "index": (_plane(rule="rc", order="index"), (1, 16, *GRID)),
-    "coarse": (_plane(gate=smoe.CoarseGate(8, 2, GRID)), (1, 16, *GRID)),
     "any experts": (
         lambda: smoe.SpatialMoE(nn.Conv2d(16, 6, 3, padding=1), 6, 2, spatial_shape=GRID, rule="frozen"),
         (2, 16, *GRID),

@@ -109,7 +109,6 @@ CASES = {
     "volume": Case(lambda: layers(smoe.SpatialMoE3d, spatial_shape=(3, 4, 5)), (1, 3, 4, 5)),
     "HEALPix": Case(lambda: layers(smoe.HEALPixMoE, nside=2), (1, 48)),
     "graph": Case(OnGraph, (12, 1)),
-    "coarse gate, in bands": Case(lambda: with_gate(smoe.CoarseGate(6, 2, GRID, factor=2)), bands=40),
     "noisy gate": Case(lambda: with_gate(smoe.nn.NoisyGate(ConvGate(2, 3, 2), std=0.1), rule="rc", weighted=True)),
     "linear gate": Case(lambda: with_gate(LinearGate(2, 4, 2, GRID), rule="rc"), compiled=True),
     "decided gate": Case(lambda: with_gate(smoe.DecidedGate(torch.zeros(1, *GRID, dtype=torch.long), 4)), learns=False),

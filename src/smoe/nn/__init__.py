@@ -8,7 +8,7 @@ from smoe.nn._filter_bank import LocalAffine
 from smoe.nn._fixed_gates import DecidedGate, FixedGate, NoisyGate
 from smoe.nn._freeze import freeze
 from smoe.nn._gate import SpatialGate
-from smoe.nn._gates import CoarseGate, FactorisedGate, PixelEmbedding, TensorGate
+from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._graph_layer import GraphMoE
 from smoe.nn._grid_layers import GridConv2d, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d, TokenMoE
 from smoe.nn._grids import interpolate_grids, transfer_gate
@@ -24,7 +24,6 @@ from smoe.nn._sharding import shard, unsharded
 from smoe.nn._shared_parameters import Memory
 
 __all__ = [
-    "CoarseGate",
     "ConversionPlan",
     "CoordinateEmbedding",
     "DecidedGate",

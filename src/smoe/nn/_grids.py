@@ -16,7 +16,7 @@ from torch import nn
 from smoe.nn._conversion_plan import ExampleInput, run_example, show_name
 from smoe.nn._fixed_gates import FixedGate, NoisyGate
 from smoe.nn._gate import SpatialGate
-from smoe.nn._gates import CoarseGate, FactorisedGate, TensorGate
+from smoe.nn._gates import FactorisedGate, TensorGate
 from smoe.nn._grid_layers import GridMoE, TokenMoE
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import NodeOrder, node_order_of
@@ -150,8 +150,6 @@ def _resize_gate(
     elif isinstance(gate, FactorisedGate):
         # Gates may share the embedding; the first one resizes it.
         gate.embedding.resize(resize)
-    elif isinstance(gate, CoarseGate):
-        gate.change_grid(grid)
     elif isinstance(gate, FixedGate):
         gate.scores = resize(gate.scores).detach()
     else:
@@ -187,8 +185,7 @@ def transfer_gate(
     Parameters of the copy are new; rules start their memory anew.
 
     Args:
-        gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or a `NoisyGate` of one. A
-            `CoarseGate` becomes a `TensorGate`, because other nodes may have no coarse grid.
+        gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or a `NoisyGate` of one.
         old_coordinates: Places of the pixels that the gate was made for, `(*grid, D)`.
         new_coordinates: Places of the new pixels, `(*new_grid, D)`; the new gate has this grid.
         mode: `nearest`: each pixel takes the scores of the nearest old one. `inverse_distance`: their mean over the
@@ -222,7 +219,7 @@ def transfer_gate(
     # A pixel in the place of an old one takes its scores alone.
     weight = 1.0 / distance.clamp(min=1e-12 * max(1.0, float(distance.max())))
     weight = weight / weight.sum(dim=1, keepdim=True)
-    copied = _as_table(gate) if isinstance(gate, CoarseGate) else copy.deepcopy(gate)
+    copied = copy.deepcopy(gate)
     if isinstance(copied, FactorisedGate) and isinstance(copied.embedding, CoordinateEmbedding):
         copied.embedding.move(new_coordinates)
     else:
@@ -233,22 +230,6 @@ def transfer_gate(
         if new_coordinates.ndim == 2:
             node_order_of(copied).note_coordinates(new_coordinates)
     return copied
-
-
-@torch.no_grad()
-def _as_table(gate: CoarseGate) -> TensorGate:
-    """A gate with the scores of all pixels as a table."""
-    scores = gate.raw_scores(None)
-    table = TensorGate(
-        *(gate.num_experts, gate.num_selected, gate.spatial_shape),
-        init="uniform",
-        order=gate.order,
-        normalization=gate.normalization,
-        device=scores.device,
-        dtype=scores.dtype,
-    )
-    table.scores = nn.Parameter(scores, gate.values.requires_grad)
-    return table
 
 
 def _transfer(gate: SpatialGate, near: torch.Tensor, weight: torch.Tensor, grid: tuple[int, ...]) -> None:

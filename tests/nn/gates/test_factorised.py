@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smoe
-from smoe.nn._gates import CoarseGate, FactorisedGate
+from smoe.nn._gates import FactorisedGate
 
 GRID = (6, 7)
 
@@ -21,26 +21,26 @@ def test_scores_are_products_of_keys_and_embedding() -> None:
             torch.testing.assert_close(found[expert, pixel], 4.0 * expected)
 
 
-@pytest.mark.parametrize("kind", [FactorisedGate, CoarseGate])
-def test_starts(kind) -> None:
+def test_starts() -> None:
     torch.manual_seed(0)
-    uniform = kind(7, 3, GRID, init="uniform")(None).indices[0]
+    uniform = FactorisedGate(7, 3, GRID, init="uniform")(None).indices[0]
     assert torch.equal(uniform, torch.tensor([0, 3, 5]).int()[:, None].expand(3, 42))
     # A random start leaves all candidates likely.
-    scores = kind(30, 10, (32, 32))(None).scores.detach()
+    scores = FactorisedGate(30, 10, (32, 32))(None).scores.detach()
     assert 0.05 < float(scores.std()) < 0.2
     assert float(scores[0].unflatten(0, (10, 3)).softmax(dim=1).max()) < 0.6
-    rough, smooth = (kind(12, 4, (32, 32), init=init)(None).indices.view(4, 32, 32) for init in ("kaiming", "smooth"))
+    rough, smooth = (
+        FactorisedGate(12, 4, (32, 32), init=init)(None).indices.view(4, 32, 32) for init in ("kaiming", "smooth")
+    )
     changes = [float((indices[:, 1:] != indices[:, :-1]).float().mean()) for indices in (rough, smooth)]
-    assert changes[1] < (0.5 if kind is FactorisedGate else 0.9) * changes[0]
+    assert changes[1] < 0.5 * changes[0]
 
 
-@pytest.mark.parametrize("kind", [FactorisedGate, CoarseGate])
-def test_a_prior_decides_the_start(kind) -> None:
+def test_a_prior_decides_the_start() -> None:
     torch.manual_seed(0)
     groups = torch.zeros(8, 12, dtype=torch.int64)
     groups[:, 4:] = 1
-    indices = kind.from_prior(groups, 4, 2, strength=20.0)(None).indices.view(2, 8, 12)
+    indices = FactorisedGate.from_prior(groups, 4, 2, strength=20.0)(None).indices.view(2, 8, 12)
     for slot in range(2):
         assert torch.equal(indices[slot], 2 * slot + groups)
 

@@ -247,7 +247,6 @@ def test_an_unused_expert_becomes_a_copy_of_the_busiest() -> None:
 # Names of gates, made for families.
 GATES = {
     "factorised": lambda: FactorisedGate(12, 4, (5, 7), init="kaiming"),
-    "coarse": lambda: smoe.CoarseGate(12, 4, (5, 7), factor=2),
     "tensor": lambda: smoe.TensorGate(12, 4, (5, 7), order="families"),
 }
 

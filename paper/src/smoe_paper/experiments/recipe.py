@@ -130,8 +130,8 @@ class GateOptions:
 
     Attributes:
         expert_ratio: Experts in the bank for each filter of the layer that is replaced or stands before.
-        gate: `tensor`, a table of scores; `factorised`, a few numbers for each pixel; `coarse`, a table for cells of
-            4 x 4 pixels, interpolated; `random`, a table that stays as it starts.
+        gate: `tensor`, a table of scores; `factorised`, a few numbers for each pixel; `random`, a table that stays as
+            it starts.
         gate_init: Start of the gate: `kaiming` (white noise), `paper`, `smooth`, or `uniform`, the first expert
             everywhere.
         correlation_length: Correlation length of a smooth start in pixels; None for an eighth of the rows.
@@ -143,7 +143,7 @@ class GateOptions:
     """
 
     expert_ratio: float = 2.0
-    gate: Literal["tensor", "factorised", "coarse", "random"] = "tensor"
+    gate: Literal["tensor", "factorised", "random"] = "tensor"
     gate_init: GateInit = "kaiming"
     correlation_length: float | None = None
     order: Order = "score"

@@ -50,9 +50,8 @@ def make_gate(
     prior: torch.Tensor | None = None,
     prior_strength: float = 2.0,
     embedding: nn.PixelEmbedding | None = None,
-) -> nn.TensorGate | nn.FactorisedGate | nn.CoarseGate:
-    kinds = {"factorised": nn.FactorisedGate, "coarse": nn.CoarseGate}
-    kind = kinds.get(options.gate, nn.TensorGate)
+) -> nn.TensorGate | nn.FactorisedGate:
+    kind = nn.FactorisedGate if options.gate == "factorised" else nn.TensorGate
     start: dict[str, Any] = {
         "init": options.gate_init,
         "correlation_length": options.correlation_length,
