@@ -20,8 +20,6 @@ namespace {
 
 using namespace expert_lists;
 
-constexpr int kVectors = kWidth == 16 ? 6 : 2;
-
 // Adds the products of taps and gradients to dx, at one pixel at least.
 template <int kSlots, int kV>
 void scatter(float* first_target, const int32_t* offsets, const uint16_t* pixels, const float* gradients, int64_t count,
@@ -84,10 +82,7 @@ class InputGradient {
     }
 
     bool run() {
-        bool is_family = true;
-#pragma omp parallel for num_threads(geometry_.threads) schedule(static) reduction(&& : is_family)
-        for (int64_t i = 0; i < tiling_.count(); ++i) is_family = lists_.sort(i, indices_) && is_family;
-        if (!is_family) return false;
+        if (!lists_.sort(indices_)) return false;
 #pragma omp parallel num_threads(geometry_.threads)
         {
 #pragma omp for schedule(static)
@@ -155,25 +150,18 @@ class InputGradient {
                        const int32_t* offsets, const float* gradients, float* corner) {
         const int slots = lists_.slots(group);
         const uint16_t* pixels = lists_.items(tile, group);
-        const uint16_t* ends = lists_.ends(tile, group);
-        int64_t begin = 0;
-        for (int64_t list = 0; list < lists_.lists(); ++list) {
-            const int64_t count = ends[list] - begin;
-            if (count == 0) continue;
-            const float* filters[kMostSlots];
-            for (int j = 0; j < slots; ++j) {
-                filters[j] = packed_weight_ + block.taps_offset +
-                             lists_.expert(group, j, list) * geometry_.kernel_height * block.row_floats;
-            }
+        lists_.visit(tile, group, [&](const int64_t* experts, int64_t begin, int64_t count) {
             for (const Part& part : parts) {
                 const float* taps[kMostSlots];
-                for (int j = 0; j < slots; ++j) taps[j] = filters[j] + part.row * block.row_floats + part.column;
+                for (int j = 0; j < slots; ++j) {
+                    taps[j] = packed_weight_ + block.taps_offset + part.column +
+                              (experts[j] * geometry_.kernel_height + part.row) * block.row_floats;
+                }
                 constexpr auto kAll = std::make_integer_sequence<int, kMostSlots * kVectors>{};
                 pick_kernel(slots, part.vectors, kAll)(corner + part.row * block.row_pitch + part.column, offsets,
                                                        pixels + begin, gradients + begin * slots, count, taps);
             }
-            begin = ends[list];
-        }
+        });
     }
 
     void gather_row(int64_t sample, int64_t row) {

@@ -13,6 +13,7 @@
 #include "../expert_lists/plan.h"
 #include "../geometry.h"
 #include "../scratch.h"
+#include "../vector.h"
 
 namespace smoe {
 namespace joint_lists {
@@ -20,9 +21,10 @@ namespace joint_lists {
 using expert_lists::Tile;
 using expert_lists::Tiling;
 
-constexpr int kMostSlots = 4;     // of a group
-constexpr int kMostLists = 16;    // of a group in a tile: more would be too short
-constexpr int kMostPixels = 512;  // of a tile: their inputs fit L2, and the lists are long
+constexpr int kMostSlots = 4;                           // of a group
+constexpr int kMostLists = 16;                          // of a group in a tile: more would be too short
+constexpr int kMostPixels = 512;                        // of a tile: their inputs fit L2, and the lists are long
+constexpr int kVectors = kRegisterLanes == 16 ? 6 : 2;  // of a kernel row's taps that registers hold for each slot
 
 // Larger tiles than those of the experts' lists.
 inline Tiling joint_tiling(const smoe_geometry& geometry) {
@@ -61,27 +63,38 @@ class Lists {
     }
 
     int64_t groups() const { return groups_; }
-    int64_t lists() const { return lists_; }
     int64_t first_slot(int64_t group) const { return geometry_.selected * group / groups_; }
     int slots(int64_t group) const { return static_cast<int>(first_slot(group + 1) - first_slot(group)); }
 
     // Pixels of a tile, sorted by the choice of a group.
     const uint16_t* items(int64_t tile, int64_t group) const { return items_ + (tile * groups_ + group) * kMostPixels; }
-    // Where each list ends.
-    const uint16_t* ends(int64_t tile, int64_t group) const { return ends_ + (tile * groups_ + group) * kMostLists; }
 
-    // The expert of a group's slot in a list.
-    int64_t expert(int64_t group, int slot, int64_t list) const {
-        for (int i = 0; i < slot; ++i) list /= candidates_;
-        return (first_slot(group) + slot) * candidates_ + list % candidates_;
+    // Calls visit(experts of the slots, first item, number of items) for each list of a group that is not empty.
+    template <typename Visit>
+    void visit(int64_t tile, int64_t group, Visit visit) const {
+        const uint16_t* ends = ends_ + (tile * groups_ + group) * kMostLists;
+        int64_t begin = 0;
+        for (int64_t list = 0; list < lists_; begin = ends[list++]) {
+            if (ends[list] == begin) continue;
+            int64_t experts[kMostSlots], rest = list;
+            for (int64_t j = 0; j < slots(group); ++j, rest /= candidates_) {
+                experts[j] = (first_slot(group) + j) * candidates_ + rest % candidates_;
+            }
+            visit(experts, begin, ends[list] - begin);
+        }
     }
 
-    // Returns false if an index is not one of its family's. Called by all threads of a region for tiles of their own.
-    bool sort(int64_t number, const int32_t* indices) {
-        const Tile tile(tiling_, number);
-        uint32_t is_other = 0;
-        for (int64_t group = 0; group < groups_; ++group) is_other |= sort_group(tile, number, group, indices);
-        return is_other == 0;
+    // Returns false if an index is not one of its family's.
+    bool sort(const int32_t* indices) {
+        bool is_family = true;
+#pragma omp parallel for num_threads(geometry_.threads) schedule(static) reduction(&& : is_family)
+        for (int64_t number = 0; number < tiling_.count(); ++number) {
+            const Tile tile(tiling_, number);
+            for (int64_t group = 0; group < groups_; ++group) {
+                is_family = is_family && sort_group(tile, number, group, indices) == 0;
+            }
+        }
+        return is_family;
     }
 
  private:

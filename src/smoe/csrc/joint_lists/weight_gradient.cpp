@@ -19,8 +19,6 @@ namespace {
 
 using namespace expert_lists;
 
-constexpr int kVectors = kWidth == 16 ? 6 : 2;
-
 // targets[j] += the sum over the pixels, of which there is one at least, of the gradient of slot j times the input.
 template <int kSlots, int kV>
 void accumulate(const float* first_input, const int32_t* offsets, const uint16_t* pixels, const float* gradients,
@@ -92,10 +90,7 @@ class WeightGradient {
         const int64_t blocks = layout_.blocks(), passes = static_cast<int64_t>(passes_.size());
         // Enough parts for the threads to share, each with a few groups for a tile's inputs that it brings to L1.
         const int64_t parts = std::min<int64_t>(lists_.groups(), 4 * geometry_.threads);
-        bool is_family = true;
-#pragma omp parallel for num_threads(geometry_.threads) schedule(static) reduction(&& : is_family)
-        for (int64_t i = 0; i < tiling_.count(); ++i) is_family = lists_.sort(i, indices_) && is_family;
-        if (!is_family) return false;
+        if (!lists_.sort(indices_)) return false;
 #pragma omp parallel num_threads(geometry_.threads)
         {
 #pragma omp for schedule(static) nowait
@@ -185,23 +180,18 @@ class WeightGradient {
                    int64_t group, const float* gradients) {
         const int slots = lists_.slots(group);
         const uint16_t* pixels = lists_.items(tile, group);
-        const uint16_t* ends = lists_.ends(tile, group);
-        int64_t begin = 0;
-        for (int64_t list = 0; list < lists_.lists(); ++list) {
-            const int64_t count = ends[list] - begin;
-            if (count == 0) continue;
-            float* sums[kMostSlots];
-            for (int j = 0; j < slots; ++j) sums[j] = expert_sums(block, lists_.expert(group, j, list));
+        lists_.visit(tile, group, [&](const int64_t* experts, int64_t begin, int64_t count) {
             for (const Part& part : parts) {
                 float* targets[kMostSlots];
-                for (int j = 0; j < slots; ++j) targets[j] = sums[j] + part.row * block.row_floats + part.column;
+                for (int j = 0; j < slots; ++j) {
+                    targets[j] = expert_sums(block, experts[j]) + part.row * block.row_floats + part.column;
+                }
                 constexpr auto kAll = std::make_integer_sequence<int, kMostSlots * kVectors>{};
                 pick_kernel(slots, part.vectors, kAll)(inputs.corner + part.padded_row * inputs.row_pitch + part.column,
                                                        inputs.offsets, pixels + begin, gradients + begin * slots, count,
                                                        targets);
             }
-            begin = ends[list];
-        }
+        });
     }
 
     const smoe_geometry geometry_;

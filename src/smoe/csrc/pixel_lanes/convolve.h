@@ -8,6 +8,9 @@
 //      16 pixels is summed over all taps. Registers: one accumulator per sample, one plane vector that all samples
 //      share; the samples' pixels are operands in L1. Loads per multiply-add: 1 + 1 / kGroup.
 // Memory is read once per source row (plus the kernel's overlap of two bands) and written once.
+//
+// Where the weights of all experts for a tap are one register, there are no planes: the register is permuted by the
+// experts of the pixels (LookUp).
 #pragma once
 
 #include <array>
@@ -22,20 +25,39 @@ namespace pixel_lanes {
 // Half of a small L2, so that rows and results pass through beside it.
 constexpr int64_t kBandBytes = 256 << 10;
 
+// The experts of each target plane and pixel, and a register of weights for each tap, in the order of planes, and one
+// of biases behind them; or neither.
+struct LookUp {
+    const int32_t* experts = nullptr;
+    const float* tables = nullptr;
+};
+
 struct ConvolvedRow {
     const Sweep& sweep;
     const std::vector<Tap>& taps;
-    const float* planes;
+    const float* planes;     // or tables
+    const int32_t* experts;  // of the row in the first target plane
     const float* packed;
     int64_t sample_stride;
     float* target;  // this row of the group's first sample
 };
 
-template <int kSamples>
-inline void add_tap(const float* plane, const float* pixels, int64_t stride, Register (&sums)[kSamples][kParts]) {
+// The weights of the pixels' experts.
+template <bool kLooksUp>
+inline Register find_weights(const float* plane, int part, const IntRegister (&experts)[kParts]) {
+#if defined(__AVX2__)  // before it, registers cannot be permuted by others
+    if constexpr (kLooksUp) return __builtin_shuffle(load_part(plane, 0), experts[part]);
+#endif
+    static_cast<void>(experts);
+    return load_part(plane, part);
+}
+
+template <bool kLooksUp, int kSamples>
+inline void add_tap(const float* plane, const IntRegister (&experts)[kParts], const float* pixels, int64_t stride,
+                    Register (&sums)[kSamples][kParts]) {
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-        const Register weights = load_part(plane, part);
+        const Register weights = find_weights<kLooksUp>(plane, part, experts);
 #pragma GCC unroll 8
         for (int i = 0; i < kSamples; ++i) sums[i][part] += weights * load_part(pixels + i * stride, part);
     }
@@ -60,7 +82,7 @@ inline void store_block(const Register (&sums)[kSamples][kParts], float* target,
     for (int i = 0; i < kSamples; ++i) std::copy(block[i], block[i] + width, target + i * stride);
 }
 
-template <int kSamples>
+template <bool kLooksUp, int kSamples>
 void convolve_row(const ConvolvedRow& row) {
     const Sweep& sweep = row.sweep;
     const Tap* taps = row.taps.data();
@@ -69,22 +91,33 @@ void convolve_row(const ConvolvedRow& row) {
     const int64_t plane_size = sweep.target_height * sweep.target_width, target_stride = sweep.targets * plane_size;
     const float* planes = row.planes;
     for (int64_t target = 0; target < sweep.targets; ++target) {
-        for (int64_t block = 0; block < sweep.blocks; ++block, planes += block_size) {
+        for (int64_t block = 0; block < sweep.blocks; ++block) {
             const float* packed = row.packed + block * kLanes;
+            const int64_t place = target * plane_size + block * kLanes, width = sweep.block_width(block);
             Register sums[kSamples][kParts] = {};
-            for (int64_t i = 0; i < num_taps; ++i) {
-                add_tap(planes + taps[i].plane, packed + taps[i].offset, stride, sums);
+            IntRegister experts[kParts] = {};
+            if constexpr (kLooksUp) {
+                std::memcpy(experts, row.experts + place, width * sizeof(int32_t));
+#pragma GCC unroll 4
+                for (int part = 0; part < kParts; ++part) {
+                    const Register biases = find_weights<true>(planes + block_size, part, experts);
+#pragma GCC unroll 8
+                    for (int i = 0; i < kSamples; ++i) sums[i][part] = biases;
+                }
             }
-            store_block(sums, row.target + target * plane_size + block * kLanes, target_stride,
-                        sweep.block_width(block));
+            for (int64_t i = 0; i < num_taps; ++i) {
+                add_tap<kLooksUp>(planes + taps[i].plane, experts, packed + taps[i].offset, stride, sums);
+            }
+            store_block(sums, row.target + place, target_stride, width);
+            if constexpr (!kLooksUp) planes += block_size;
         }
     }
 }
 
-template <size_t... kIndices>
+template <bool kLooksUp, size_t... kIndices>
 void convolve_row(const ConvolvedRow& row, int64_t samples, std::index_sequence<kIndices...>) {
     using Kernel = void (*)(const ConvolvedRow&);
-    constexpr Kernel kKernels[] = {convolve_row<kIndices + 1>...};
+    constexpr Kernel kKernels[] = {convolve_row<kLooksUp, kIndices + 1>...};
     kKernels[samples - 1](row);
 }
 
@@ -92,17 +125,28 @@ void convolve_row(const ConvolvedRow& row, int64_t samples, std::index_sequence<
 // source row exists.
 template <class Expand>
 void convolve_band(const Sweep& sweep, int64_t first_row, int64_t end_row, const float* source, float* target,
-                   float* planes, RowRing<float>& ring, Expand& expand) {
-    expand(first_row, end_row, planes);
+                   float* planes, RowRing<float>& ring, Expand& expand, const LookUp& look_up) {
+    constexpr std::make_index_sequence<kGroup> kSizes;
+    if (look_up.tables == nullptr) expand(first_row, end_row, planes);
     for_each_group(sweep.batch, [&](int64_t first_sample, int64_t samples) {
         ring.start(source + first_sample * sweep.sources * sweep.source_height * sweep.source_width, samples);
         float* sample_target = target + first_sample * sweep.targets * sweep.target_height * sweep.target_width;
         for (int64_t row = first_row; row < end_row; ++row) {
             ring.advance(row);
-            const float* row_planes = planes + (row - first_row) * sweep.planes_per_row() * kLanes;
-            const ConvolvedRow work{sweep,         ring.taps(),          row_planes,
-                                    ring.packed(), ring.sample_stride(), sample_target + row * sweep.target_width};
-            convolve_row(work, samples, std::make_index_sequence<kGroup>());
+            ConvolvedRow work{sweep,
+                              ring.taps(),
+                              look_up.tables,
+                              nullptr,
+                              ring.packed(),
+                              ring.sample_stride(),
+                              sample_target + row * sweep.target_width};
+            if (look_up.tables != nullptr) {
+                work.experts = look_up.experts + row * sweep.target_width;
+                convolve_row<true>(work, samples, kSizes);
+            } else {
+                work.planes = planes + (row - first_row) * sweep.planes_per_row() * kLanes;
+                convolve_row<false>(work, samples, kSizes);
+            }
         }
     });
 }
@@ -123,8 +167,8 @@ struct Bands {
 // The whole convolution, with one Expand per thread.
 template <class Expand>
 void convolve(const Sweep& sweep, const Bands& bands, const float* source, float* target, Scratch& scratch,
-              std::vector<Expand>& expands) {
-    const size_t planes_size = bands.rows * sweep.planes_per_row() * kLanes;
+              std::vector<Expand>& expands, const LookUp& look_up = {}) {
+    const size_t planes_size = look_up.tables != nullptr ? 0 : bands.rows * sweep.planes_per_row() * kLanes;
     const size_t ring_size = RowRing<float>::size(sweep, kGroup);
     float* memory = scratch.floats(bands.threads * (planes_size + ring_size));
     std::vector<RowRing<float>> rings;
@@ -139,7 +183,7 @@ void convolve(const Sweep& sweep, const Bands& bands, const float* source, float
             const int64_t first_row = band * bands.rows;
             const int64_t end_row = std::min(first_row + bands.rows, sweep.target_height);
             convolve_band(sweep, first_row, end_row, source, target, memory + thread * planes_size, rings[thread],
-                          expands[thread]);
+                          expands[thread], look_up);
         }
     }
 }

@@ -2,11 +2,11 @@
 //
 //   y[b, s, p] = sum over c, t of weight[indices[s, p], c, t] * x[b, c, source(p, t)]
 //
-// The indirection is paid once per call and not once per sample: for each pixel of a band the chosen filters are looked
-// up and written as weight planes, one per channel and tap. With up to 15 experts and AVX-512 a lookup of sixteen
-// pixels is one permutation of a register that holds the tap's weights of all experts. The rest is a convolution by
-// these planes; see convolve.h for its registers, caches and loop order. Threads own bands of output rows, so every
-// output is summed by one thread, taps in ascending order.
+// With up to 15 experts and AVX-512, or 7 and AVX2, the chosen weights of a tap are a permutation of a register that
+// holds those of all experts. Otherwise the indirection is paid once per call and not once per sample: for each pixel
+// of a band the chosen filters are looked up and written as weight planes, one per channel and tap. The rest is a
+// convolution by these planes; see convolve.h for its registers, caches and loop order. Threads own bands of output
+// rows, so every output is summed by one thread, taps in ascending order.
 #include <new>
 
 #include "convolve.h"
@@ -66,9 +66,18 @@ void forward(const smoe_geometry& geometry, const float* x, const float* weight,
     static thread_local Scratch table_scratch, scratch;
     const Sweep sweep = input_to_output(geometry);
     const Bands bands(sweep, geometry.threads);
-    float* tables = table_scratch.floats(sweep.taps() * table_pitch(geometry.experts));
-    fill_tables(weight, geometry.experts, sweep.taps(), tables);
+    const int64_t pitch = table_pitch(geometry.experts), taps = sweep.taps();
+    float* tables = table_scratch.floats((taps + 1) * pitch);
+    fill_tables(weight, geometry.experts, taps, tables);
     std::vector<ExpandForward> expands(bands.threads, ExpandForward{sweep, indices, geometry.experts, tables});
+#if defined(__AVX2__)
+    if (geometry.experts < kRegisterLanes) {
+        std::memset(tables + taps * pitch, 0, pitch * sizeof(float));
+        if (bias != nullptr) std::copy_n(bias, geometry.experts, tables + taps * pitch);
+        convolve(sweep, bands, x, y, scratch, expands, {indices, tables});
+        return;
+    }
+#endif
     convolve(sweep, bands, x, y, scratch, expands);
     if (bias != nullptr) add_bias(geometry, bias, indices, y);
 }
