@@ -77,6 +77,9 @@ class Steps(Memory):
                 continue
             unit, noise, mean = self.units[place], self.noise[place], getattr(self, f"mean_{place}")
             root = math.sqrt(max(1, values.numel()))
+            if is_due is None and values.is_cpu and not torch.compiler.is_compiling():
+                self._take_on_host(place, values, size, step, root, is_shrunk=is_shrunk)
+                continue
             size_found = torch.linalg.vector_norm(values.grad) / root
             unit.copy_(torch.where(unit == 0.0, size_found.nan_to_num(0.0, 0.0, 0.0), unit))
             # No step by a gradient that is not finite, nor by zeros that no other gradient came before.
@@ -90,18 +93,50 @@ class Steps(Memory):
                 rate = size * share.nan_to_num(0.0).clamp(min=0.0)
                 new = _BETAS[0] ** 2 * noise + ((1.0 - _BETAS[0]) * size_found / unit).square()
                 noise.copy_(torch.where(is_skipped, noise, new))
-            torch._fused_adam_(
-                *([values], [values.grad], [mean], [getattr(self, f"square_{place}")], [], [step]),
-                lr=rate,
-                beta1=_BETAS[0],
-                beta2=_BETAS[1],
-                weight_decay=0.0,
-                eps=_EPSILON,
-                amsgrad=False,
-                maximize=False,
-                grad_scale=unit.float(),
-                found_inf=is_skipped.float(),
-            )
+            self._move(place, values, rate, step, unit.float(), is_skipped.float())
+
+    def _take_on_host(
+        self, place: int, values: torch.Tensor, size: float, step: torch.Tensor, root: float, *, is_shrunk: bool
+    ) -> None:
+        """The same with scalars of Python: on a CPU, to read a number takes less time than an operation."""
+        assert values.grad is not None
+        found = float(torch.linalg.vector_norm(values.grad)) / root
+        unit = float(self.units[place])
+        if not math.isfinite(found) or unit == found == 0.0:
+            return
+        if unit == 0.0:
+            self.units[place] = unit = found
+        if is_shrunk:
+            noise, square = float(self.noise[place]), float(torch.linalg.vector_norm(getattr(self, f"mean_{place}")))
+            square = (square / root) ** 2
+            size *= max(0.0, 1.0 - noise / square) if square > 0.0 else 0.0
+            self.noise[place] = _BETAS[0] ** 2 * noise + ((1.0 - _BETAS[0]) * found / unit) ** 2
+        self._move(place, values, size, step, self.units[place].float(), None)
+
+    def _move(
+        self,
+        place: int,
+        values: torch.Tensor,
+        rate: Any,
+        step: torch.Tensor,
+        unit: torch.Tensor,
+        is_skipped: torch.Tensor | None,
+    ) -> None:
+        """A step of Adam with gradients in their unit."""
+        assert values.grad is not None
+        means, squares = (getattr(self, f"{name}_{place}") for name in ("mean", "square"))
+        torch._fused_adam_(
+            *([values], [values.grad], [means], [squares], [], [step]),
+            lr=rate,
+            beta1=_BETAS[0],
+            beta2=_BETAS[1],
+            weight_decay=0.0,
+            eps=_EPSILON,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=unit,
+            found_inf=is_skipped,
+        )
 
 
 class SelfTaught(SharedModule):

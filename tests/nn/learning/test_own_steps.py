@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smoe
-from smoe.nn._own_steps import _modules
+from smoe.nn._own_steps import Steps, _modules
 
 GRID = (6, 8)
 
@@ -420,3 +421,21 @@ def test_maps_step_after_an_update_by_hand() -> None:
     assert layer._affine is not None and layer._affine.steps is not None
     layer.state_dict()  # takes the step that is due
     assert int(layer._affine.steps.num_steps) == 4
+
+
+@pytest.mark.parametrize("is_shrunk", [False, True])
+def test_steps_by_scalars_of_the_host_are_those_by_tensors(is_shrunk: bool) -> None:
+    """Gradients of zeros at the start, infinite and not a number among them."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(5, 7, generator=generator)
+    values = [start.clone().requires_grad_() for _ in range(2)]
+    steps = [Steps([each]) for each in values]
+    for number, factor in enumerate((0.0, 3e4, 1.0, math.inf, 2.0, math.nan, 1e-3, 5.0, 0.0, 1.0)):
+        gradient = torch.randn(5, 7, generator=generator) + 0.5
+        gradient[0, 0] *= factor
+        for place, is_due in enumerate((None, torch.ones((), dtype=torch.int64))):
+            values[place].grad = gradient * (number > 0)
+            steps[place].take([values[place]], 1e-2, is_due, is_shrunk=is_shrunk)
+        torch.testing.assert_close(*values)
+        torch.testing.assert_close(*(dict(each.named_buffers()) for each in steps))
+    assert not torch.equal(values[0], start)
