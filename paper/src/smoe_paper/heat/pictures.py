@@ -40,9 +40,10 @@ def draw_routing(
     """
     regions = regions_of_experts(routing_map[None], region_map, len(experts))
     wrong = round((1 - region_agreement(routing_map[None], region_map, len(experts))) * region_map.size)
-    of_experts = [COLOURS[region % len(COLOURS)] if region >= 0 else _UNUSED for region in regions]
+    of_regions = [COLOURS[region % len(COLOURS)] for region in range(len(stencils))]
+    of_experts = [of_regions[region] if region >= 0 else _UNUSED for region in regions]
     rows = (
-        ("true regions", region_map, COLOURS[: len(stencils)], [f"region {n}" for n in range(len(stencils))], stencils),
+        ("true regions", region_map, of_regions, [f"region {n}" for n in range(len(stencils))], stencils),
         (
             f"learned, wrong at {wrong} of {region_map.size} pixels",
             routing_map,
@@ -51,19 +52,19 @@ def draw_routing(
             experts,
         ),
     )
-    columns = 2 + max(len(stencils), len(experts))
-    figure = Figure(figsize=(2.0 * columns, 8.2), layout="constrained")
-    layout = figure.add_gridspec(4, columns)
+    columns = max(len(stencils), len(experts))
+    figure = Figure(figsize=(4.0 + 1.9 * columns, 8.2), layout="constrained")
+    layout = figure.add_gridspec(2, 1 + columns, width_ratios=[2.1] + [1.0] * columns)
     for number, (title, pixels, colours, names, kernels) in enumerate(rows):
-        axes = figure.add_subplot(layout[2 * number : 2 * number + 2, :2])
+        axes = figure.add_subplot(layout[number, 0])
         axes.imshow(pixels, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(colours) - 0.5, interpolation="nearest")
         axes.set(title=title, xticks=[], yticks=[])
         for place, (name, kernel, colour) in enumerate(zip(names, kernels, colours, strict=True)):
-            axes = figure.add_subplot(layout[2 * number, 2 + place])
+            axes = figure.add_subplot(layout[number, 1 + place])
             largest = float(np.abs(stencils).max())
             show_numbers(axes, kernel, "PuOr_r", 3, limits=(-largest, largest), fontsize=7)
             axes.set_title(name, fontsize=9)
-            axes.set(xticks=[], yticks=[])
+            axes.set(xticks=[], yticks=[], aspect="equal")
             for spine in axes.spines.values():
                 spine.set(color=colour, linewidth=4)
     save_picture(figure, path)
