@@ -1,7 +1,7 @@
 """What an experiment provides, all experiments by name, and their recipes. Imports no torch.
 
 An experiment is a folder and one line in `EXPERIMENTS`. Its class states recipes and tables; what needs torch is found
-by name in its folder, in `pictures.py`, `scores.py` or `model.py`: `build_task`, `report_parts`, `draw_tables`, ...
+by name in its folder, in `model.py`, `scores.py` or `pictures.py`: `build_task`, `report_parts`, `draw_tables`, ...
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Experiment:
     def _find(self, function: str) -> Callable[..., Any] | None:
         """A function of the experiment's folder."""
         package = type(self).__module__.rpartition(".")[0]
-        for name in ("pictures", "scores", "model"):
+        for name in ("model", "scores", "pictures"):
             if package and importlib.util.find_spec(f"{package}.{name}") is not None:
                 found = getattr(importlib.import_module(f"{package}.{name}"), function, None)
                 if found is not None:

@@ -13,7 +13,8 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe import nn, plot_routing
+import smoe
+from smoe import nn
 from smoe.diagnostics import fixed_gates
 from smoe.losses import auxiliary_loss
 from smoe.nn import NoisyGate, RoutedLayer
@@ -269,7 +270,7 @@ class OpenRun:
         elif places is not None and places.rows is not None and places.columns is not None:
             where = {"coords": {axis.name: axis.values for axis in (places.rows, places.columns)}}
         path = self.directory.pictures / "routing.png"
-        plot_routing(model, path, title=self.name, **where)
+        smoe.plot_routing(model, path, title=self.name, **where)  # by name: it needs matplotlib
         return [path]
 
     def _prepare(self) -> tuple[Accelerator, torch.nn.Module]:
