@@ -64,11 +64,11 @@ def learn() -> str:
 
 
 def _slowdown(rows: list[dict[str, Any]], student: str) -> float:
-    """Processor time of trainings over that of the convolution, median."""
-    plain = {(row["task"], row["seed"]): row["seconds"] for row in rows if row["student"] == "convolution"}
-    return statistics.median(
-        row["seconds"] / plain[row["task"], row["seed"]] for row in rows if row["student"] == student
-    )
+    """Processor time of trainings over that of the convolution, median; of those beside it at one commit, if any."""
+    plain = {(row["task"], row["course"], row["seed"]): row for row in rows if row["student"] == "convolution"}
+    pairs = [(row, plain[row["task"], row["course"], row["seed"]]) for row in rows if row["student"] == student]
+    beside = [pair for pair in pairs if pair[0]["commit"] == pair[1]["commit"]]
+    return statistics.median(row["seconds"] / other["seconds"] for row, other in beside or pairs)
 
 
 def _extremes(ratios: dict[str, float]) -> str:
