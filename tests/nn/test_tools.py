@@ -191,3 +191,26 @@ def test_a_budget_chooses_the_layers_in_which_the_place_matters() -> None:
     assert "second: left, the place matters less than in others" in reports[0]
     with pytest.raises(ValueError, match=r"needs batches and a loss, got 0\.5"):
         smoe.convert(net, example_input=X, budget=0.5)
+
+
+def test_linear_maps_of_nodes() -> None:
+    models = pytest.importorskip("torch_geometric.nn.models")
+    torch.manual_seed(0)
+    nodes = torch.arange(10)
+    ring = torch.stack([nodes, (nodes + 1) % 10])
+    edges, x = torch.cat([ring, ring.flip(0)], dim=1), torch.randn(10, 3)
+    net = models.GIN(3, 8, 2, 4).eval()
+    with pytest.raises(ValueError, match="GINConv has no SMoE counterpart; linear=True takes its maps of nodes"):
+        smoe.convert(net, example_input=(x, edges))
+    new = smoe.convert(net, example_input=(x, edges), linear=True)
+    layers = [module for module in new.modules() if isinstance(module, smoe.nn.TokenMoE)]
+    assert len(layers) == 4
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.normal_()  # experts that differ
+        both = new(torch.cat([x, x.flip(0)]), torch.cat([edges, edges + 10], dim=1))
+        torch.testing.assert_close(both, torch.cat([new(x, edges), new(x.flip(0), edges)]))
+    with pytest.raises(ValueError, match=r"gate's number of nodes, got shape \(11, 3\)"):
+        layers[0](torch.randn(11, 3))
+    with pytest.raises(ValueError, match="its rows are not the nodes"):
+        smoe.convert(models.EdgeCNN(3, 8, 2, 4).eval(), example_input=(x, edges), linear=True)
