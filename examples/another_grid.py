@@ -29,5 +29,5 @@ print(f"error on 32 x 48, never trained there: {nn.functional.mse_loss(fine(x), 
 
 # Of nodes with coordinates, one gate alone: from each new node to the nearest old one.
 old, new = torch.rand(50, 2), torch.rand(80, 2)
-gate = smoe.transfer_gate(smoe.nn.node_gate(4, 2, num_nodes=50), old, new)
+gate = smoe.transfer_gate(smoe.FactorisedGate(4, 2, (50,)), old, new)
 print("a gate of", gate.spatial_shape, "nodes")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from globe import draw_globe
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, mse_loss, pad
 
 import smoe
-from smoe.views import coastlines, draw_globe
+from smoe._notebook import coastlines
 
 PICTURE = Path(__file__).parents[1] / "docs/pictures/learning.gif"
 HEIGHT, WIDTH, NUM_STEPS = 64, 128, 200
@@ -81,7 +82,7 @@ def film(path: Path) -> None:
     order = max(orders, key=lambda order: (order[maps[-1]] == where.numpy()).sum())
     figure = Figure(figsize=(8, 3.8), dpi=100)
     canvas, frames = FigureCanvasAgg(figure), []
-    style = {"palette": ListedColormap(COLOURS), "norm": Normalize(-0.5, 2.5)}
+    style = {"cmap": ListedColormap(COLOURS), "norm": Normalize(-0.5, 2.5)}
     left, right = figure.add_axes((0.01, 0.36, 0.48, 0.56)), figure.add_axes((0.51, 0.36, 0.48, 0.56))
     draw_globe(left, LATITUDE, LONGITUDE, where.numpy(), **style)
     mesh = draw_globe(right, LATITUDE, LONGITUDE, order[maps[0]], **style)
@@ -95,7 +96,7 @@ def film(path: Path) -> None:
     steps = [*range(0, 40, 2), *range(40, 100, 5), *range(100, NUM_STEPS + 1, 20)]
     for step in steps:
         shown = order[maps[step]]
-        mesh.set_array(shown[::-1].repeat(2, axis=0).repeat(2, axis=1))
+        mesh.set_array(np.append(shown, shown[:, :1], axis=1))
         right.set_title(f"learned from pairs of fields: {100 * (shown == where.numpy()).mean():.1f} %", fontsize=11)
         for line, curve in zip(lines, errors, strict=True):
             line.set_data(range(step + 1), curve[: step + 1])

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from globe import draw_globe
 from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 
 import smoe
-from smoe.views import draw_globe
 from smoe_paper.benchmarks.real import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ def draw() -> None:
     figure = Figure(figsize=(9, 3.5), dpi=110)
     figure.text(0.02, 0.93, WORDS, fontsize=12, fontweight="bold")
     axes = figure.add_axes((0.01, 0.2, 0.54, 0.68))
-    mesh = draw_globe(axes, latitude, longitude, gain, palette="RdBu", norm=CenteredNorm(halfrange=40))
+    mesh = draw_globe(axes, latitude, longitude, gain, cmap="RdBu", norm=CenteredNorm(halfrange=40))
     bar = figure.colorbar(mesh, cax=figure.add_axes((0.13, 0.16, 0.3, 0.03)), orientation="horizontal", extend="both")
     bar.set_label("error less than that of a ridge regression at each pixel, in %", fontsize=9)
     axes = figure.add_axes((0.71, 0.2, 0.25, 0.62))

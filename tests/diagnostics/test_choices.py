@@ -18,7 +18,7 @@ from smoe.diagnostics import (
     regions_of_experts,
     selections,
     shared_choices,
-    similarity_components,
+    similarity_colours,
 )
 from smoe.losses import latitude_weights
 
@@ -167,22 +167,20 @@ def test_agreement_of_neighbours_equals_loops() -> None:
 
 
 @pytest.mark.parametrize("pixels", [(12,), (3, 4), (2, 2, 3)])
-def test_pixels_that_share_experts_are_close(pixels: tuple[int, ...]) -> None:
+def test_pixels_that_share_experts_have_like_colours(pixels: tuple[int, ...]) -> None:
     # Two sorts of pixels, and one pixel that shares one expert with each sort.
     routing = np.array([[0] * 6 + [2] * 6, [1] * 6 + [3] * 6])
     routing[:, 5] = (0, 3)
-    components = similarity_components(routing.reshape(2, *pixels), 5)
-    assert components.shape == (3, *pixels)
-    first, mixed, second = components.reshape(3, -1)[:, [0, 5, 11]].T
-    assert np.allclose(components.reshape(3, -1)[:, :5].T, first)
-    assert np.allclose(components.reshape(3, -1)[:, 6:].T, second)
+    colours = similarity_colours(routing.reshape(2, *pixels), 5)
+    assert colours.shape == (*pixels, 3) and colours.min() >= 0 and colours.max() <= 1
+    flat = colours.reshape(-1, 3)
+    first, mixed, second = flat[[0, 5, 11]]
+    assert np.allclose(flat[:5], first) and np.allclose(flat[6:], second) and np.abs(first - second).max() > 0.3
     apart = np.linalg.norm(first - second)
     assert 0 < np.linalg.norm(mixed - first) < apart and 0 < np.linalg.norm(mixed - second) < apart
-    # In units of the first's deviation, and each smaller than the one before.
-    deviations = components.reshape(3, -1).std(axis=1)
-    assert deviations[0] == pytest.approx(1.0) and deviations[0] >= deviations[1] >= deviations[2]
-
-
-def test_equal_pixels_have_no_components() -> None:
-    assert not similarity_components(np.zeros((1, 3, 4), dtype=int), 2).any()
-    assert similarity_components(np.array([[0, 1, 0]]), 2, 5).shape == (5, 3)
+    # One scale for all three; where two pixels have nearly all the weight, they alone decide it.
+    assert flat.std(axis=0)[0] == pytest.approx(0.5 / 2.2) and (np.diff(flat.std(axis=0)) <= 0).all()
+    weights = np.where(np.arange(12) % 11 == 0, 1.0, 1e-9).reshape(pixels)
+    weighted = similarity_colours(routing.reshape(2, *pixels), 5, weights).reshape(-1, 3)
+    assert np.abs(weighted[0] - weighted[11])[0] == pytest.approx(1 / 2.2, abs=1e-3)
+    assert np.allclose(similarity_colours(np.zeros((1, *pixels), dtype=int), 2), 0.5)

@@ -158,41 +158,6 @@ def test_a_plain_checkpoint(bias: bool) -> None:
         smoe.nn.load_plain_state_dict(smoe.convert(net, example_input=X, order="index", rule="frozen"), {})
 
 
-def test_a_budget_chooses_the_layers_in_which_the_place_matters() -> None:
-    """The target is a field of the place times what a convolution makes of the input, behind one without a place."""
-    torch.manual_seed(1)
-    truth, field = nn.Conv2d(3, 4, 3, padding=1), torch.randn(8, 8).sign()
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.first(x), self.second(x.mean(dim=1, keepdim=True).expand(-1, 4, -1, -1))
-
-    def loss(outputs: tuple[torch.Tensor, torch.Tensor], target: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return F.mse_loss(outputs[0], target[0]) + F.mse_loss(outputs[1], target[1])
-
-    batches = []
-    for _ in range(4):
-        x = torch.randn(16, 3, 8, 8)
-        mean = x.mean(dim=1, keepdim=True).expand(-1, 4, -1, -1)
-        batches.append((x, ((truth(x) * field).detach(), mean)))
-    net = Net()
-    scores = smoe.nn.place_scores(net, ["first", "second"], batches, loss)
-    assert scores["first"] > 2.0 * scores["second"]
-    net.first.requires_grad_(False)
-    assert smoe.nn.place_scores(net, ["first", "second"], batches, loss)["first"] == 0.0
-    net.first.requires_grad_(True)
-    reports: list[str] = []
-    half = smoe.convert(net, example_input=X, budget=0.5, batches=batches, loss=loss, notify=reports.append)
-    assert isinstance(half.first, smoe.SpatialMoE2d) and isinstance(half.second, nn.Conv2d)
-    assert "second: left, the place matters less than in others" in reports[0]
-    with pytest.raises(ValueError, match=r"needs batches and a loss, got 0\.5"):
-        smoe.convert(net, example_input=X, budget=0.5)
-
-
 def test_linear_maps_of_nodes() -> None:
     models = pytest.importorskip("torch_geometric.nn.models")
     torch.manual_seed(0)

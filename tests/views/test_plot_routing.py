@@ -15,11 +15,11 @@ from matplotlib.image import imread
 from torch import nn
 
 import smoe
-from smoe._notebook import NUM_DISTINCT, expert_colours, html_table
+from smoe._notebook import NUM_DISTINCT, coastlines, expert_colours, html_table, project
 from smoe.nn import GraphMoE, SpatialMoE2d
 from smoe.regression._scores import ScoreTable
 from smoe.views import _routing, plot_routing
-from smoe.views._drawing import VIEWS, draw_nodes, draw_side, views_of
+from smoe.views._drawing import VIEWS, draw_side, views_of
 from smoe_paper.baselines.gates import ConvGate
 from smoe_paper.heat_mesh import data as domains
 
@@ -155,11 +155,23 @@ def test_an_open_surface_that_is_nearly_flat_is_seen_from_above_as_a_whole():
     assert len(np.asarray(points.collections[0].get_offsets())) == 25
 
 
-def test_bad_arguments(tmp_path):
-    with pytest.raises(ValueError, match=r"coordinates must be \(N, 2\) or \(N, 3\), got shape \(4,\)"):
-        draw_nodes({"": np.zeros((4, 3))}, np.zeros(4), tmp_path / "a.png")
-    with pytest.raises(ValueError, match="4 colours for 5 nodes"):
-        draw_nodes({"": np.zeros((4, 3))}, np.zeros((5, 2)), tmp_path / "a.png")
+def test_coastlines_are_of_this_planet() -> None:
+    lines = coastlines()
+    points = np.concatenate(lines)
+    assert points.min(0).tolist() >= [-180, -90] and points.max(0).tolist() <= [180, 90]
+    # No line crosses the map.
+    assert max(np.abs(np.diff(line, axis=0)).max() for line in lines) < 20
+    # Lisbon, Cape Town, Perth and Anchorage lie by the sea; the middle of the Pacific does not have a coast.
+    for east, north in ((-9.1, 38.7), (18.4, -33.9), (115.8, -32.0), (-150.0, 61.2)):
+        assert np.hypot(*(points - (east, north)).T).min() < 3.0
+    assert np.hypot(*(points - (-130.0, 0.0)).T).min() > 15.0
+
+
+def test_areas_on_a_map_of_the_globe_are_true() -> None:
+    x, y = project(np.linspace(-180, 180, 361)[None, :], np.array([[30.0], [31.0]]))
+    drawn = np.ptp(x, axis=1).mean() * (y[1, 0] - y[0, 0])
+    # The ellipse from -1 to 1 has the area pi, the zone its share of the sphere's.
+    assert drawn == pytest.approx(np.pi / 2 * np.diff(np.sin(np.deg2rad([30.0, 31.0])))[0], rel=1e-4)
 
 
 def pictures(page: str) -> list[np.ndarray]:

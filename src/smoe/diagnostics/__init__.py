@@ -23,7 +23,7 @@ from smoe.diagnostics._choices import (
     routing_certainty,
     selections,
     shared_choices,
-    similarity_components,
+    similarity_colours,
 )
 from smoe.diagnostics._describe import GateReport, RoutingReport, RoutingWatch, describe
 from smoe.diagnostics._routing_gain import RoutingGain, damped_shares, routing_gains
@@ -51,5 +51,5 @@ __all__ = [
     "routing_gains",
     "selections",
     "shared_choices",
-    "similarity_components",
+    "similarity_colours",
 ]

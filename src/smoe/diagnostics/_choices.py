@@ -105,29 +105,27 @@ def neighbour_agreement(routing: Choices, num_experts: int) -> np.ndarray:
     return sums / np.maximum(counts, 1)
 
 
-def similarity_components(
-    routing: Choices, num_experts: int, num_components: int = 3, pixel_weights: np.ndarray | Tensor | None = None
+def similarity_colours(
+    routing: Choices, num_experts: int, pixel_weights: np.ndarray | Tensor | None = None
 ) -> np.ndarray:
-    """Returns the first principal components of the pixels' sets of experts: pixels that share many experts are close.
+    """Returns colours from 0 to 1, `(..., 3)`, such that pixels which share many experts look alike.
 
-    Returns:
-        Components in units of the standard deviation of the first, `(num_components, ...)`; 0 where all pixels have
-        the same experts. The sign of a component is such that its largest coefficient is positive.
+    The first three principal components of the pixels' sets of experts are red, green and blue, of which 2.2 standard
+    deviations of the first span the colours; grey where all pixels have the same experts.
     """
     choices = as_choices(routing, num_experts)
     weights = as_pixel_weights(pixel_weights, choices.shape[1:]).ravel()
     pixels = selections(choices, num_experts).reshape(num_experts, -1).T.astype(np.float64)
     centred = pixels - weights @ pixels
     variances, directions = np.linalg.eigh((centred * weights[:, None]).T @ centred)
-    components = np.zeros((num_components, len(pixels)))
-    num_found = min(num_components, num_experts)
-    # The largest variances come last.
-    leading = directions[:, ::-1][:, :num_found]
-    leading = leading * np.sign(leading[np.abs(leading).argmax(0), np.arange(num_found)])
-    components[:num_found] = ((centred @ leading) * (variances[::-1][:num_found] > 1e-12)).T
+    # The largest variances come last. The sign of a component is such that its largest coefficient is positive.
+    leading = directions[:, :-4:-1] * (variances[:-4:-1] > 1e-12)
+    leading = leading * np.sign(np.take_along_axis(leading, np.abs(leading).argmax(axis=0)[None], axis=0))
+    components = np.zeros((len(pixels), 3))
+    components[:, : leading.shape[1]] = centred @ leading
     # One scale for all: a component of little variance must not look like a strong one.
-    deviation = np.sqrt(components[0] ** 2 @ weights) or 1.0
-    return (components / deviation).reshape(num_components, *choices.shape[1:])
+    deviation = np.sqrt(components[:, 0] ** 2 @ weights) or 1.0
+    return np.clip(0.5 + 0.5 / 2.2 * components / deviation, 0.0, 1.0).reshape(*choices.shape[1:], 3)
 
 
 def region_information(routing: Choices, regions: Choices, num_experts: int) -> float:

@@ -16,8 +16,6 @@ from smoe.nn._healpix_layer import HEALPixMoE
 from smoe.nn._learner import Learner, Step
 from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._module_layer import SpatialMoE
-from smoe.nn._nodes import node_gate
-from smoe.nn._place_probe import place_scores
 from smoe.nn._places import CoordinateEmbedding
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.nn._sharding import shard, unsharded
@@ -52,8 +50,6 @@ __all__ = [
     "freeze",
     "interpolate_grids",
     "load_plain_state_dict",
-    "node_gate",
-    "place_scores",
     "plan_conversion",
     "shard",
     "track_loss_scale",

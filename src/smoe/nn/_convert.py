@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeGuard, cast, get_args
 
 import torch
@@ -19,9 +19,7 @@ from smoe.nn._conversion_plan import (
     ConversionPlan,
     ExampleInput,
     filters_of,
-    is_graph_convolution,
     is_weight_normed,
-    linear_maps_of_nodes,
     make_layer,
     plan_conversion,
     requires_grad,
@@ -32,7 +30,6 @@ from smoe.nn._filter_bank import FilterBank, default_order, resolve_default_rule
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._grid_layers import GridMoE
-from smoe.nn._place_probe import Loss, place_scores
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.options import BiasOwner, Order
 from smoe.rules import Damping, Rule, StraightThrough
@@ -62,9 +59,6 @@ def convert(
     rule: Rule | str | None = None,
     damping: Damping | str | float | None = None,
     linear: bool = False,
-    budget: float | None = None,
-    batches: Iterable[tuple[Any, Any]] | None = None,
-    loss: Loss | None = None,
     notify: Callable[[str], None] | None = None,
     check: bool = True,
 ) -> nn.Module:
@@ -102,10 +96,6 @@ def convert(
         rule: How the gates learn, as for `SpatialMoE2d`; None for the default rule.
         damping: Damping of the experts' error, as for `SpatialMoE2d`.
         linear: Also convert linear layers over positions, as for `plan_conversion`.
-        budget: Share of the layers to convert, in (0, 1]: those in which the place matters most, by `place_scores` on
-            the batches. None for all. Graph convolutions are always converted.
-        batches: A few pairs of input and target for the budget.
-        loss: Function of output and target for the budget, such as `torch.nn.functional.mse_loss`.
         notify: Called with a report of what was changed and what was left.
         check: With `start="filters"`, run both networks on the example, in evaluation mode and with the same random
             numbers of PyTorch, and refuse a difference beyond rounding. False for a network that is random in other
@@ -134,8 +124,6 @@ def convert(
         num_layers = sum(isinstance(module, RoutedLayer) for module in model.modules())
         found = f"the model has none, but {num_layers} SMoE layers" if num_layers else "the model has none"
         raise ValueError(f"no convolution can be converted: {plan.reasons or found}")
-    if budget is not None:
-        plan = _within_budget(plan, model, budget, batches, loss)
     rule = resolve_default_rule(rule, None, order)  # one rule for all layers
     if order is None:
         order = "families" if start == "filters" else default_order(rule)
@@ -271,36 +259,13 @@ def _copy_filters(new: FilterBank, old: nn.Module, change: Change) -> None:
                 new.bias[share if new._bias_owner == "expert" else number] = bias[number]
 
 
-def _within_budget(
-    plan: ConversionPlan,
-    model: nn.Module,
-    budget: float,
-    batches: Iterable[tuple[Any, Any]] | None,
-    loss: Loss | None,
-) -> ConversionPlan:
-    """The plan with the layers in which the place matters most."""
-    if not 0.0 < budget <= 1.0 or batches is None or loss is None:
-        raise ValueError(f"a budget is a share of the layers in (0, 1] and needs batches and a loss, got {budget!r}")
-    of_nodes = linear_maps_of_nodes(model)
-    modules = {change.name: model.get_submodule(change.name) for change in plan.changes}
-    names = [name for name, module in modules.items() if not is_graph_convolution(module) and module not in of_nodes]
-    scores = place_scores(model, names, batches, loss)
-    number = max(1, round(budget * len(names)))
-    left = sorted(names, key=lambda name: -scores[name])[number:]
-    reasons = {name: f"the place matters less than in others: its score is {scores[name]:.3g}" for name in left}
-    return _leave(plan, reasons)
-
-
-def _leave(plan: ConversionPlan, reasons: dict[str, str]) -> ConversionPlan:
-    changes = tuple(change for change in plan.changes if change.name not in reasons)
-    return dataclasses.replace(plan, changes=changes, left={**plan.left, **reasons})
-
-
 def _without_groups(plan: ConversionPlan, model: nn.Module) -> ConversionPlan:
     """The plan without convolutions of several groups, whose channels only families keep in their groups."""
     names = [change.name for change in plan.changes]
     grouped = [name for name in names if getattr(model.get_submodule(name), "groups", 1) > 1]
-    plan = _leave(plan, dict.fromkeys(grouped, "its groups need the order 'families'"))
+    changes = tuple(change for change in plan.changes if change.name not in grouped)
+    left = {**plan.left, **dict.fromkeys(grouped, "its groups need the order 'families'")}
+    plan = dataclasses.replace(plan, changes=changes, left=left)
     if not plan.changes:
         raise ValueError(f"no convolution can be converted: {plan.reasons}")
     return plan

@@ -80,12 +80,6 @@ def _last_self_loop(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
     return none.scatter_reduce(0, target, torch.where(source == target, numbers, -1), "amax")
 
 
-def with_self_loops(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    """Adds a self loop to each node that has none; the edges given come first, in their order."""
-    added = (_last_self_loop(edge_index, num_nodes) < 0).nonzero().flatten()
-    return torch.cat([edge_index, added.expand(2, -1)], dim=1)
-
-
 def with_all_self_loops(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
     """Adds a self loop to each node, whether it has one or not, so that the number of edges is known beforehand."""
     return torch.cat([edge_index, torch.arange(num_nodes, device=edge_index.device).expand(2, -1)], dim=1)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smoe.diagnostics import expert_use, layer_inputs, layers_by_gate, similarity_components
+from smoe.diagnostics import expert_use, layer_inputs, layers_by_gate, similarity_colours
 from smoe.nn import HEALPixMoE
 from smoe.nn._filter_bank import FilterBank
 from smoe.nn._routed_layer import RoutedLayer
@@ -90,9 +90,7 @@ class GateMap:
     def colours(self) -> np.ndarray:
         """Colours such that pixels which share experts look alike, `(P, 3)`, uint8."""
         on_grid = self.choices.reshape(self.num_selected, *self.places.shape)
-        parts = similarity_components(on_grid, self.num_experts, 3, self.places.areas)
-        # 2.2 standard deviations of the first component span the colours, as in `smoe.views`.
-        colours = np.clip(0.5 + 0.5 / 2.2 * np.moveaxis(parts, 0, -1), 0.0, 1.0)
+        colours = similarity_colours(on_grid, self.num_experts, self.places.areas)
         return np.rint(255.0 * colours).astype(np.uint8).reshape(-1, 3)
 
 

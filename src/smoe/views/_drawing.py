@@ -1,4 +1,4 @@
-"""What pictures share: colours that are similar for similar choices, places of pixels and nodes, bars of expert use."""
+"""What pictures share: places of pixels and nodes, bars of expert use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from smoe._files import write_atomically
-from smoe.diagnostics import similarity_components
-from smoe.diagnostics._choices import Choices, as_array
+from smoe.diagnostics._choices import as_array
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -59,48 +58,12 @@ def draw_expert_use(axes: Axes, use: np.ndarray, *, of: str = "pixels", colours:
     axes.legend(frameon=False, loc="upper right")
 
 
-def similarity_colours(
-    routing: Choices, num_experts: int, pixel_weights: np.ndarray | Tensor | None = None
-) -> np.ndarray:
-    """Return colours from 0 to 1, `(..., 3)`, such that pixels which share many experts look alike.
-
-    Three principal components of the choices `(E, ...)` are RGB; grey where all pixels have the same experts. Weights
-    of the pixels, such as their areas, must broadcast to the grid.
-    """
-    components = similarity_components(routing, num_experts, 3, pixel_weights)
-    # 2.2 standard deviations of the first component span the colours.
-    return np.clip(0.5 + 0.5 / 2.2 * np.moveaxis(components, 0, -1), 0.0, 1.0)
-
-
 # Rows: directions to the right, up, and towards the viewer.
 VIEWS = {
     "front": np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]),
     "back": np.array([[0.0, -1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]]),
     "above": np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
 }
-
-
-def draw_nodes(
-    columns: dict[str, np.ndarray],
-    coordinates: np.ndarray | Tensor,
-    path: str | Path,
-    *,
-    triangles: np.ndarray | Tensor | None = None,
-    title: str = "",
-) -> None:
-    """Draw colours of nodes side by side, each from the sides that show the whole mesh."""
-    places = as_space(coordinates)
-    views = views_of(places)
-    corners = None if triangles is None else as_array(triangles)
-    figure = Figure(figsize=(3.4 * len(columns) * len(views), 3.9), layout="constrained")
-    figure.suptitle(title, fontsize=13, fontweight="bold")
-    panels = figure.subplots(1, len(columns) * len(views), squeeze=False)[0]
-    for number, (heading, colours) in enumerate(columns.items()):
-        for offset, view in enumerate(views):
-            axes = panels[number * len(views) + offset]
-            draw_side(axes, places, colours, VIEWS[view], corners)
-            axes.set_title(f"{heading}, {view}" if len(views) > 1 else heading, fontsize=10.5)
-    save_picture(figure, path)
 
 
 def views_of(places: np.ndarray) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from matplotlib.patches import Patch
 from torch import Tensor, nn
 
 from smoe._notebook import NUM_DISTINCT, expert_colours
-from smoe.diagnostics import expert_use, fixed_choices, fixed_gates
+from smoe.diagnostics import expert_use, fixed_choices, fixed_gates, similarity_colours
 from smoe.diagnostics._choices import Choices
-from smoe.views._drawing import NodePlaces, PixelPlaces, draw_expert_use, read_places, save_picture, similarity_colours
+from smoe.views._drawing import NodePlaces, PixelPlaces, draw_expert_use, read_places, save_picture
 
 
 class _ShownFigure(Figure):

@@ -1,4 +1,4 @@
-"""Gates of nodes: smooth starts, priors, and the transfer of a gate to other nodes."""
+"""Gates of nodes: priors, and the transfer of a gate to other nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import smoe
 from smoe.nn._gates import FactorisedGate
 from smoe.nn._graph_layer import GraphMoE
 from smoe.nn._grids import transfer_gate
-from smoe.nn._nodes import diffused_noise, node_gate
 from smoe.ops._graph import edge_directions
 
 
@@ -18,36 +17,11 @@ def ring(num_nodes: int) -> torch.Tensor:
     return torch.stack([here, (here + 1) % num_nodes])
 
 
-def correlation(fields: torch.Tensor, distance: int) -> float:
-    return float((fields * fields.roll(distance, dims=1)).mean())
-
-
-def test_diffused_noise_correlates_over_edges():
-    fields = diffused_noise(64, ring(300), 300, correlation_length=4.0)
-    assert fields.std(correction=0) == pytest.approx(1.0, abs=1e-4)
-    near, far = (correlation(fields, distance) for distance in (4, 40))
-    assert near == pytest.approx(0.61, abs=0.15)
-    assert abs(far) < 0.1
-
-
-def test_smooth_gates_start_with_like_experts():
-    edges = ring(200)
-    for rank in (None, 4):
-        smooth = node_gate(6, 1, 200, edge_index=edges, rank=rank).forward().indices[0, 0]
-        rough = node_gate(6, 1, 200, rank=rank).forward().indices[0, 0]
-        changes = [int((chosen != chosen.roll(1)).sum()) for chosen in (smooth, rough)]
-        assert changes[0] < changes[1] / 2
-
-
 def test_a_prior_of_each_node():
     groups = torch.arange(12) % 3
-    indices = node_gate(6, 1, 12, prior=groups, order="families").forward().indices[0, 0]
-    assert (indices // 2 == groups).all()
-    with pytest.raises(ValueError, match=r"prior must be \(12,\), a value for each node, got \(11,\)"):
-        node_gate(6, 1, 12, prior=groups[1:])
-    with pytest.raises(ValueError, match="both decide"):
-        node_gate(6, 1, 12, prior=groups, edge_index=ring(12))
-    assert GraphMoE.from_experts(2, 6, 1, gate=node_gate(6, 1, 12, rank=3)).num_nodes == 12
+    gate = smoe.TensorGate.from_prior(groups, 6, 1, order="families")
+    assert (gate.forward().indices[0, 0] // 2 == groups).all()
+    assert GraphMoE.from_experts(2, 6, 1, gate=gate).num_nodes == 12
 
 
 @pytest.mark.parametrize("has_scipy", [True, False])

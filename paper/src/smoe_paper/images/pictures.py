@@ -11,10 +11,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from smoe.diagnostics import fixed_choices, fixed_gates
+from smoe.diagnostics import fixed_choices, fixed_gates, similarity_colours
 from smoe.errors import DataError
 from smoe.reports.parts import Classes, Places
-from smoe.views import save_picture, similarity_colours
+from smoe.views import save_picture
 from smoe_paper.charts import Panel, draw_grids
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.runs import kept_run
