@@ -86,12 +86,6 @@ def test_everything_but_the_experts_is_kept(net: Net) -> None:
     assert found["first"]._active_damping == Damping(factor=0.1, error_quantile=0.7)
     assert found["first"].gate is found["second"].gate and found["down"].gate is found["globe"].gate
     assert converted(X).shape == net(X).shape
-    apart = layers(smoe.convert(net, example_input=X, share_gates=False, rule=RC, order="score"))
-    assert len({id(layer.gate) for layer in apart.values()}) == 8
-    grouped = layers(
-        smoe.convert(net, example_input=X, gate_group=lambda name: name == "first", rule=RC, order="score")
-    )
-    assert grouped["first"].gate is not grouped["second"].gate
 
 
 @pytest.mark.parametrize("num_experts", [2.0, 1.4, 24])
@@ -109,13 +103,17 @@ def test_gates_of_the_user_serve_filters_too(net: Net) -> None:
     land = torch.zeros(11, 14)
     land[:, :7] = 1.0
 
-    def make_gate(num_experts: int, num_selected: int, grid: tuple[int, ...]) -> smoe.SpatialGate:
-        averaged = F.adaptive_avg_pool2d(land[None], list(grid))[0]  # type: ignore[arg-type]
-        return smoe.FactorisedGate.from_prior(averaged, num_experts, num_selected)
+    def make_gate(change: Change) -> smoe.SpatialGate:
+        averaged = F.adaptive_avg_pool2d(land[None], list(change.spatial_shape))[0]  # type: ignore[arg-type]
+        return smoe.FactorisedGate.from_prior(averaged, change.num_experts, change.num_selected)
 
     converted = smoe.convert(net, example_input=X, make_gate=make_gate, start="filters")
     chosen = layers(converted)["first"].routing().indices % 2
     assert chosen[:, :, :7].float().mean() > 0.8 and chosen[:, :, 7:].float().mean() < 0.2
+    net.first.requires_grad_(False)
+    one = smoe.TensorGate(12, 6, (11, 14))
+    shared = smoe.convert(net, example_input=X, names="*[rc][so]*", rule="rc", make_gate=lambda change: one)
+    assert [layer.gate is one for layer in layers(shared).values()] == [True, True] and one.scores.requires_grad
 
 
 @pytest.mark.parametrize("rule", [RC, "rc", "straight_through", "end_to_end", "frozen"], ids=str)
@@ -155,7 +153,7 @@ def test_a_lone_convolution_is_converted() -> None:
     [
         ({"start": "filter"}, "start must be one of random, filters, got 'filter'"),
         ({"start": "filters", "order": "index"}, "leave order at 'families', got 'index'"),
-        ({"start": "filters", "make_gate": smoe.TensorGate}, "make_gate gave 'score'"),
+        ({"start": "filters", "make_gate": lambda _: smoe.TensorGate(4, 2, (2, 2))}, "make_gate gave 'score'"),
         ({"num_experts": 3}, "3 experts are fewer than its 6 filters"),
     ],
 )

@@ -118,7 +118,7 @@ def test_conversion_puts_a_gate_on_each_output_grid() -> None:
         for block in range(2)
     }
     x = torch.zeros(1, 3, 176, 176)
-    converted = smoe.convert(net, example_input=x, share_gates=True, order="score", rule="rc")
+    converted = smoe.convert(net, example_input=x, order="score", rule="rc")
     gates = {id(layer.gate) for layer in converted.modules() if isinstance(layer, smoe.SpatialMoE2d)}
     assert len(gates) == 4
     assert converted(torch.randn(2, 3, 176, 176)).shape == (2, 5)

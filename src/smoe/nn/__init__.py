@@ -2,7 +2,7 @@
 
 from smoe.nn._batch_norm import SharedBatchNorm2d
 from smoe.nn._classification import FrozenLearner
-from smoe.nn._conversion_plan import ConversionPlan, plan_conversion
+from smoe.nn._conversion_plan import Change, ConversionPlan, plan_conversion
 from smoe.nn._convert import convert, load_plain_state_dict
 from smoe.nn._filter_bank import LocalAffine
 from smoe.nn._fixed_gates import DecidedGate, FixedGate, NoisyGate
@@ -22,6 +22,7 @@ from smoe.nn._sharding import shard, unsharded
 from smoe.nn._shared_parameters import Memory
 
 __all__ = [
+    "Change",
     "ConversionPlan",
     "CoordinateEmbedding",
     "DecidedGate",

@@ -226,14 +226,14 @@ ExampleInput = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """A convolution that becomes an SMoE layer."""
+    """A convolution that becomes an SMoE layer; `make_gate` of `convert` is called with it."""
 
     name: str
-    spatial_shape: tuple[int, ...]
+    spatial_shape: tuple[int, ...]  # of the output
     num_experts: int
-    num_selected: int
-    num_weights: int = 0
-    multiply_adds: tuple[int, int] = (0, 0)
+    num_selected: int  # as many as the convolution has filters
+    num_weights: int = 0  # of the convolution
+    multiply_adds: tuple[int, int] = (0, 0)  # of a pass of the example, before and after
 
 
 @dataclass(frozen=True)

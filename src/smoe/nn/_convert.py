@@ -37,7 +37,7 @@ from smoe.rules import Damping, Rule, StraightThrough
 Start = Literal["random", "filters"]
 # Less than this share of the multiply-adds is hardly a conversion.
 _SMALL_SHARE = 0.05
-MakeGate = Callable[[int, int, tuple[int, ...]], SpatialGate]
+MakeGate = Callable[[Change], SpatialGate]
 
 
 def convert(
@@ -48,10 +48,7 @@ def convert(
     num_experts: float = 2.0,
     names: str | None = None,
     predicate: Callable[[str, nn.Module], bool] | None = None,
-    share_gates: bool | None = None,
-    gate_group: Callable[[str], object] | None = None,
     make_gate: MakeGate | None = None,
-    embedding: PixelEmbedding | None = None,
     start: Start | None = None,
     order: Order | None = None,
     bias: BiasOwner = "expert",
@@ -75,15 +72,10 @@ def convert(
         num_experts: Ratio of experts to filters (2.0), or the number of experts (an integer).
         names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
         predicate: Further condition on the name and the module.
-        share_gates: Use one gate for all layers with the same grid and the same numbers of experts. None shares
-            `TensorGate`s, and of `FactorisedGate`s, which are the default, the embedding: the layers of a grid know
-            their pixels together, and each has keys of its own.
-        gate_group: Maps the name of a layer to a group; only layers of one group share a gate or an embedding, for
-            example those of the encoder.
-        make_gate: Makes a gate of the number of experts, the number of selected experts and the grid, such as one
-            that starts from a prior; it has an order of its own.
-        embedding: Embedding of the pixels for all layers of its grid, such as a `CoordinateEmbedding`; layers of other
-            grids have embeddings of their own.
+        make_gate: Makes the gate of a layer from its `Change`, with its name, numbers and grid, such as one that starts
+            from a prior; layers that are given the same gate share it. None for `FactorisedGate`s that share the
+            embedding of their grid, or for a `TensorGate` for all layers with one grid and the same numbers where the
+            rule has no families.
         start: `random` experts, or `filters`: each filter becomes a family of equal experts, of which the gate selects
             one at each pixel. The converted network then computes what the model computed, and learns on from there.
             None for `filters` with families of experts, and otherwise `random`.
@@ -132,64 +124,48 @@ def convert(
     if start is None:
         start = "filters" if order == "families" and make_gate is None else "random"
     is_factorised = order == "families" and default_order(rule) == "families"
-    is_gate_shared = not is_factorised if share_gates is None else share_gates
     converted = copy.deepcopy(model)
-
-    def gate_key(change: Change, weight: torch.Tensor) -> object:
-        group = None if gate_group is None else gate_group(change.name)
-        bank = (change.spatial_shape, change.num_experts, change.num_selected, weight.device, weight.dtype)
-        return (bank, group) if is_gate_shared else change.name
-
-    gates: dict[object, SpatialGate] = {}
+    tables: dict[object, TensorGate] = {}
     embeddings: dict[object, PixelEmbedding] = {}
 
     def new_gate(change: Change, weight: torch.Tensor) -> SpatialGate:
         if make_gate is not None:
-            gate = make_gate(change.num_experts, change.num_selected, change.spatial_shape)
+            gate = make_gate(change)
             if start == "filters" and gate.order != "families":
                 raise ValueError(f"start='filters' needs gates of the order 'families', make_gate gave {gate.order!r}")
             return gate.to(weight.device, weight.dtype)
         numbers = (change.num_experts, change.num_selected, change.spatial_shape)
         options: dict[str, Any] = {"order": order, "device": weight.device, "dtype": weight.dtype}
-        if not is_factorised:
-            return TensorGate(*numbers, **options)
-        group = None if gate_group is None else gate_group(change.name)
-        grid = (change.spatial_shape, group, weight.device, weight.dtype)
-        shared = embeddings.get(grid) if share_gates is None else None
-        if embedding is not None and embedding.spatial_shape == change.spatial_shape:
-            shared = embedding
-        gate = FactorisedGate(*numbers, embedding=shared, **options)
-        embeddings.setdefault(grid, gate.embedding)
-        return gate
-
-    if embedding is not None:
-        grids = {change.spatial_shape for change in plan.changes}
-        if make_gate is not None or not is_factorised:
-            raise ValueError("embedding= is for the default gates of families: leave make_gate, rule and order out")
-        if embedding.spatial_shape not in grids:
-            raise ValueError(f"the embedding has the grid {embedding.spatial_shape}, but layers have {sorted(grids)}")
+        if is_factorised:
+            grid = (change.spatial_shape, weight.device, weight.dtype)
+            gate = FactorisedGate(*numbers, embedding=embeddings.get(grid), **options)
+            embeddings[grid] = gate.embedding
+            return gate
+        bank = (numbers, weight.device, weight.dtype)
+        if bank not in tables:
+            tables[bank] = TensorGate(*numbers, **options)
+        return tables[bank]
 
     layers = [(change, converted.get_submodule(change.name)) for change in plan.changes]
-    learning = {gate_key(change, filters_of(old)[0]) for change, old in layers if requires_grad(old)}
+    gates: dict[SpatialGate, bool] = {}  # whether a layer that learns has it
     for change, old in layers:
-        weight = filters_of(old)[0]
-        key = gate_key(change, weight)
-        if key not in gates:
-            gates[key] = new_gate(change, weight)
-            if key not in learning:
-                gates[key].requires_grad_(False)
+        gate = new_gate(change, filters_of(old)[0])
+        if gate not in gates and not requires_grad(old):
+            gate.requires_grad_(False)
+        gates[gate] = gates.get(gate, False) or requires_grad(old)
         if local_affine is None:
             local_affine = isinstance(rule, StraightThrough)
         layer_options = {"bias": bias, "local_affine": local_affine, "rule": rule, "damping": damping}
-        new = make_layer(old, change.num_experts, change.num_selected, gates[key], layer_options)
+        new = make_layer(old, change.num_experts, change.num_selected, gate, layer_options)
         if start == "filters":
             _copy_filters(new, old, change)
         if is_weight_normed(old):
             parametrizations.weight_norm(new, "weight")
         converted = _replace(converted, old, new.train(old.training))
-    # An embedding may be shared by layers that learn and layers that do not.
-    for key in learning:
-        gates[key].requires_grad_(True)
+    # A gate, or its embedding, may be shared by layers that learn and layers that do not.
+    for gate, learns in gates.items():
+        if learns:
+            gate.requires_grad_(True)
     _check_result(model, converted, example_input, plan.changes, is_same=check and start == "filters")
     for layer in converted.modules():
         if isinstance(layer, FilterBank) and layer._input_mean is not None:

@@ -106,13 +106,13 @@ def test_state_fields_and_tables() -> None:
         CoordinateEmbedding(4, torch.rand(5, 6, 3), sphere=True)
 
 
-def test_convert_gives_the_embedding_to_all_layers_of_its_grid() -> None:
-    net = nn.Sequential(*(nn.Conv2d(2, 2, 3, stride=stride, padding=1) for stride in (1, 1, 2)))
+def test_a_converted_network_has_the_embedding() -> None:
+    net = nn.Sequential(*(nn.Conv2d(2, 2, 3, padding=1) for _ in range(2)))
     embedding, x = CoordinateEmbedding(4, torch.rand(6, 8, 2)), torch.randn(2, 2, 6, 8)
-    converted: Any = smoe.convert(net, example_input=x, embedding=embedding)
+
+    def make_gate(change: smoe.nn.Change) -> smoe.SpatialGate:
+        return smoe.FactorisedGate(change.num_experts, change.num_selected, embedding=embedding)
+
+    converted: Any = smoe.convert(net, example_input=x, make_gate=make_gate, start="filters")
     torch.testing.assert_close(converted(x), net(x))
-    assert [layer.gate.embedding is embedding for layer in converted] == [True, True, False]
-    with pytest.raises(ValueError, match=r"the grid \(6, 8\), but layers have \[\(4, 4\)\]"):
-        smoe.convert(nn.Conv2d(2, 2, 3, padding=1), example_input=torch.randn(1, 2, 4, 4), embedding=embedding)
-    with pytest.raises(ValueError, match="default gates"):
-        smoe.convert(net, example_input=x, embedding=embedding, rule="rc")
+    assert [layer.gate.embedding is embedding for layer in converted] == [True, True]

@@ -69,7 +69,7 @@ def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, store: E
         example_input=torch.zeros(1, len(store.channels), *store.grid.shape),
         share_gates=model.share_gates,
         predicate=lambda name, _: model.converts_head or trunk(name) != "head",
-        gate_group=trunk,
+        group_of=trunk,
     )
 
 

@@ -73,28 +73,35 @@ def convert_net(
     *,
     example_input: torch.Tensor,
     share_gates: bool,
+    group_of: Callable[[str], object] | None = None,
     prior: torch.Tensor | None = None,
     prior_strength: float = 2.0,
     **options: Any,
 ) -> torch.nn.Module:
-    """The network with its 3x3 convolutions replaced by SMoE layers."""
-    is_factorised = gates.gate == "factorised"
-    embeddings: dict[tuple[int, ...], nn.PixelEmbedding] = {}
+    """The network with its 3x3 convolutions replaced by SMoE layers; those of one group of names may share gates."""
+    # Factorised gates of one grid share their embedding, tables with the same numbers all.
+    tables: dict[object, nn.SpatialGate] = {}
+    embeddings: dict[object, nn.PixelEmbedding] = {}
 
-    def gate_of(num_experts: int, num_selected: int, grid: tuple[int, ...]) -> nn.SpatialGate:
-        rows, columns = grid
+    def gate_of(change: nn.Change) -> nn.SpatialGate:
+        group = change.name if not share_gates else None if group_of is None else group_of(change.name)
+        bank = (group, change.num_experts, change.num_selected, change.spatial_shape)
+        if bank in tables:
+            return tables[bank]
+        rows, columns = change.spatial_shape
         averaged = None if prior is None else torch.nn.functional.adaptive_avg_pool2d(prior[None], (rows, columns))[0]
-        shared = embeddings.get(grid) if share_gates else None
-        gate = make_gate(gates, num_experts, num_selected, (rows, columns), averaged, prior_strength, shared)
+        shared = embeddings.get((rows, columns)) if share_gates else None
+        gate = make_gate(gates, *bank[1:3], (rows, columns), averaged, prior_strength, shared)
         if isinstance(gate, nn.FactorisedGate):
-            embeddings[grid] = gate.embedding
+            embeddings[rows, columns] = gate.embedding
+        else:
+            tables[bank] = gate
         return gate
 
     converted = nn.convert(
         net,
         example_input=example_input,
         num_experts=gates.expert_ratio,
-        share_gates=share_gates and not is_factorised,
         start="random",
         make_gate=gate_of,
         bias=gates.bias,
