@@ -1,4 +1,4 @@
-"""Reports on gates: certainty, damped errors, changes from epoch to epoch."""
+"""Reports on gates: certainty, changes from epoch to epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import nn
 from smoe.diagnostics import (
     RoutingGain,
     RoutingWatch,
-    damped_shares,
     describe,
     fixed_choices,
     fixed_gates,
@@ -25,7 +24,7 @@ from smoe.diagnostics import (
 from smoe.diagnostics._describe import useless_routing
 from smoe.nn import NoisyGate, SpatialMoE2d, TensorGate
 from smoe.ops._routing import Routing, family_members, top_experts
-from smoe.rules import Damping, RoutingClassification, StraightThrough
+from smoe.rules import RoutingClassification, StraightThrough
 from smoe_paper.baselines.gates import ConvGate
 
 
@@ -55,7 +54,7 @@ def test_a_shared_gate_is_described_once() -> None:
     assert shared.layers == ("0", "1") and shared.grid == (5, 6)
     assert shared.num_used == first_layer(net).routing().indices.unique().numel()
     assert shared.certainty is not None and 0.0 < shared.certainty < 1.0
-    assert (shared.changed, shared.damped) == (None, None)
+    assert shared.changed is None
     assert (looking.grid, looking.num_used, looking.certainty) == (None, None, None)
     assert report.gains is None and report.warnings == ()
     assert str(report).splitlines()[2].startswith("without data nothing can be said about whether the routing learned")
@@ -66,13 +65,10 @@ def test_a_batch_tells_what_the_routing_is_worth() -> None:
     net = make_net().train()
     before = copy.deepcopy(net.state_dict())
     report = describe(net, F.mse_loss, *batch())
-    shared, looking = report.gates
+    looking = report.gates[1]
     assert report.gains is not None and [gain.layer for gain in report.gains] == ["0", "1", "2", "all 3 layers"]
     assert looking.num_used is not None and looking.certainty is not None
-    # The first layer damps nothing, the second nearly all above the quantile of 0.3.
-    assert shared.damped is not None and 0.5 < shared.damped <= 0.75
-    assert any("damping silences" in text and "in 1:" in text for text in report.warnings)
-    assert "of the errors damped" in str(report) and "single convolution in place of 2 the loss is" in str(report)
+    assert "single convolution in place of 2 the loss is" in str(report)
     assert net.training and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     with pytest.raises(ValueError, match="must be given together"):
@@ -114,33 +110,25 @@ def test_a_routing_that_is_worth_nothing_is_warned_of() -> None:
 
 
 def test_a_model_without_layers() -> None:
-    assert str(describe(nn.Conv2d(1, 1, 1))) == "the model has no SMoE layers"
+    conv = nn.Conv2d(1, 1, 1)
+    assert str(describe(conv)) == "the model has no SMoE layers" and RoutingWatch(conv).observe(conv) == {}
 
 
 def test_a_watch_warns_of_each_layer_once_and_continues_from_its_state() -> None:
-    net, (x, target) = make_net(), batch()
+    net = make_net()
     watch = RoutingWatch(net)
     texts: list[list[str]] = []
     for _ in range(5):
-        values = watch.observe(net)
-        measured = watch.measure(net, F.mse_loss, x, target)
-        assert "routing/certainty" in values and "routing/damped" in measured
+        assert "routing/certainty" in watch.observe(net)
         texts.append(watch.new_warnings())
         state = watch.state_dict()
         watch = RoutingWatch(net)
         watch.load_state_dict(state)
-    assert [len(found) for found in texts] == [0, 0, 2, 0, 0]
-    assert "has changed none" in texts[2][0] and "damping silences" in texts[2][1]
+    assert [len(found) for found in texts] == [0, 0, 1, 0, 0] and "has changed none" in texts[2][0]
     watch.finish([RoutingGain("0", 1.0, 0.9, 0.1, 8, is_alone=True), RoutingGain("all 2 layers", 1.0, 2.0, 0.1, 8)])
     assert watch.new_warnings() == []
     watch.finish([RoutingGain("0", 1.0, 2.0, 0.1, 8, is_alone=True), RoutingGain("all 2 layers", 1.0, 1.0, 0.1, 8)])
     assert watch.new_warnings()[0].startswith("the network is as good or better with single convolutions")
-
-
-def test_a_model_without_gates_has_nothing_to_watch() -> None:
-    conv = nn.Conv2d(1, 1, 1)
-    watch = RoutingWatch(conv)
-    assert watch.observe(conv) == watch.measure(conv, F.mse_loss, *batch()) == {}
 
 
 def certainty_by_definition(scores: torch.Tensor, indices: torch.Tensor, temperature: float, families: bool) -> float:
@@ -193,49 +181,6 @@ def test_a_tie_is_no_certainty_and_the_rule_has_the_temperature() -> None:
         gate.scores[0] = gate.scores[3] = 1.0
     # A margin of 1 at temperature 0.5: tanh(1).
     assert layer_certainty(layer) == pytest.approx(math.tanh(1.0))
-
-
-@pytest.mark.parametrize(
-    ("unit", "quantile", "tolerance", "expert_channels"),
-    [("data", 0.3, 0.0, 2), ("output", 0.7, 0.0, 1), ("output", 0.5, 0.4, 2), ("data", 0.0, 10.0, 1)],
-)
-def test_the_share_is_that_of_a_training_step(
-    unit: str, quantile: float, tolerance: float, expert_channels: int
-) -> None:
-    damping = Damping(factor=0.0, error_quantile=quantile, tolerance=tolerance, tolerance_unit=unit)
-    layer = SpatialMoE2d.from_experts(
-        2, 4, 2, 1, expert_channels=expert_channels, spatial_shape=(5, 7), rule="frozen", damping=damping
-    )
-    x, target = torch.randn(3, 2, 5, 7), torch.randn(3, 2 * expert_channels, 5, 7)
-    shares = damped_shares(layer, F.mse_loss, x, target)
-    assert layer.weight.grad is None
-    # A damping of 0 leaves no gradient of the outputs: what is left of the error is found by an input of ones.
-    outputs: list[torch.Tensor] = []
-    select = layer._select
-
-    def keep(source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        outputs.append(select(source, indices))
-        outputs[-1].retain_grad()
-        return outputs[-1]
-
-    layer._select = keep  # type: ignore[method-assign]
-    F.mse_loss(layer.train()(x), target).backward()
-    gradient = outputs[0].grad
-    assert gradient is not None
-    is_damped = (gradient.unflatten(1, (2, expert_channels)) == 0.0).all(dim=2)
-    assert shares == {"": pytest.approx(float(is_damped.double().mean()))}
-    assert (shares[""] > 0.0) == (tolerance < 1.0)
-
-
-def test_layers_that_damp_nothing_are_left_out() -> None:
-    net = nn.Sequential(
-        SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4)),
-        SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), rule=RoutingClassification.released()),
-    )
-    x = torch.randn(2, 1, 4, 4)
-    shares = damped_shares(net, F.mse_loss, x, torch.randn(2, 1, 4, 4))
-    assert list(shares) == ["1"] and 0.5 < shares["1"] <= 0.75
-    assert damped_shares(net[0], F.mse_loss, x, x) == {}
 
 
 def _layer(scores: list[list[float]], num_selected: int, **options) -> SpatialMoE2d:

@@ -335,7 +335,7 @@ def test_the_last_record_says_what_the_routing_is_worth(tmp_path: Path) -> None:
     Loop(make_task(), PLAN, run).fit()
     for record in run.read_history()[:-1]:
         assert 0.0 < record["routing/certainty"] < 1.0
-        assert "routing/damped" not in record and "routing_gains" not in record
+        assert "routing_gains" not in record
     (gain,) = [RoutingGain.from_record(record) for record in run.read_history()[-1]["routing_gains"]]
     assert gain.num_samples == 4 and gain.loss > 0.0 and gain.loss_of_convolution > 0.0
 

@@ -26,14 +26,13 @@ from smoe.diagnostics._choices import (
     similarity_colours,
 )
 from smoe.diagnostics._describe import GateReport, RoutingReport, RoutingWatch, describe
-from smoe.diagnostics._routing_gain import RoutingGain, damped_shares, routing_gains
+from smoe.diagnostics._routing_gain import RoutingGain, routing_gains
 
 __all__ = [
     "GateReport",
     "RoutingGain",
     "RoutingReport",
     "RoutingWatch",
-    "damped_shares",
     "describe",
     "expert_use",
     "fixed_choices",

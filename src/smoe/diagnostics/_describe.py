@@ -20,11 +20,8 @@ from smoe.diagnostics._choices import (
     new_choices,
     region_information,
 )
-from smoe.diagnostics._routing_gain import Loss, RoutingGain, damped_shares, routing_gains
+from smoe.diagnostics._routing_gain import Loss, RoutingGain, routing_gains
 from smoe.rules import Frozen
-
-DAMPED_TOO_MUCH = 0.5
-"""Share of the choices above which damping keeps most errors from the experts."""
 
 _WITHOUT_DATA = (
     "without data nothing can be said about whether the routing learned anything: ask "
@@ -46,7 +43,6 @@ class GateReport:
         num_used: Number of experts that at least one pixel selects.
         certainty: How far the selected experts are ahead of the next ones, in [0, 1]; see `routing_certainty`.
         changed: Share of the choices that were not made in the earlier report.
-        damped: Share of the errors that are damped; the largest of the layers.
     """
 
     layers: tuple[str, ...]
@@ -58,7 +54,6 @@ class GateReport:
     num_used: int | None
     certainty: float | None
     changed: float | None
-    damped: float | None
 
     def __str__(self) -> str:
         """One line."""
@@ -72,8 +67,6 @@ class GateReport:
             parts.append(f"certainty {self.certainty:.2f}")
         if self.changed is not None:
             parts.append(f"{self.changed:.1%} changed")
-        if self.damped is not None:
-            parts.append(f"{self.damped:.0%} of the errors damped")
         return ", ".join(parts)
 
 
@@ -130,9 +123,9 @@ def describe(
     """Describes the gates of a model, each shared one once.
 
     With a batch, each layer is compared with the best single convolution in its place (see
-    `smoe.diagnostics.routing_gains`), the share of damped errors is measured, and gates that look at their input are
-    described too. Samples that the model was not trained on tell the most. The state and the mode of the model, and the
-    gradients of its parameters, do not change.
+    `smoe.diagnostics.routing_gains`), and gates that look at their input are described too. Samples that the model was
+    not trained on tell the most. The state and the mode of the model, and the gradients of its parameters, do not
+    change.
 
     Args:
         model: Model with SMoE layers.
@@ -149,10 +142,9 @@ def describe(
     given = [part is not None for part in (loss_fn, input, target)]
     if any(given) != all(given):
         raise ValueError("loss_fn, input and target must be given together")
-    gains, damped, inputs = None, {}, {}
+    gains, inputs = None, {}
     if loss_fn is not None and input is not None and target is not None:
         gains = tuple(routing_gains(model, loss_fn, input, target))
-        damped = damped_shares(model, loss_fn, input, target)
         inputs = layer_inputs(model, input)
     choices = fixed_choices(model)
     gates: list[GateReport] = []
@@ -168,7 +160,6 @@ def describe(
                 changed = float(new_choices(choices[name], before).mean())
                 if changed == 0.0 and not isinstance(layer.rule, Frozen):
                     warnings.append(dead_gate(name, str(layer.rule)))
-            shares = {layer_name: damped[layer_name] for layer_name in layers if layer_name in damped}
             gates.append(
                 GateReport(
                     layers=tuple(layers),
@@ -180,12 +171,8 @@ def describe(
                     num_used=None if selected is None else selected.unique().numel(),
                     certainty=layer_certainty(layer, inputs.get(name)) if is_known else None,
                     changed=changed,
-                    damped=max(shares.values(), default=None),
                 )
             )
-            for layer_name, share in shares.items():
-                if share > DAMPED_TOO_MUCH:
-                    warnings.append(damped_too_much(layer_name, share))
     warnings += useless_routing(gains or ())
     return RoutingReport(tuple(gates), gains, tuple(warnings), choices)
 
@@ -195,14 +182,6 @@ def dead_gate(name: str, rule: str) -> str:
     return (
         f"the gate of {name or 'the layer'} has changed none of its choices since the start: it does not learn by the "
         f"rule {rule}; train for longer or with a larger learning rate, unless this is intended"
-    )
-
-
-def damped_too_much(name: str, share: float) -> str:
-    """Returns the warning about a layer whose experts hardly learn."""
-    return (
-        f"damping silences {share:.0%} of the errors in {name or 'the layer'}: its experts hardly learn; raise "
-        "error_quantile or factor of the damping, or train with damping=None"
     )
 
 
@@ -217,7 +196,7 @@ def useless_routing(gains: Sequence[RoutingGain]) -> list[str]:
     ]
 
 
-# Epochs of learning after which a gate that has changed nothing, or a damping that is still strong, is reported.
+# Epochs of learning after which a gate that has changed nothing is reported.
 _PATIENCE = 3
 
 
@@ -238,8 +217,6 @@ class RoutingWatch:
         self._start = fixed_choices(model)
         self._last = self._start
         self._num_learning: dict[str, int] = {}
-        self._num_observed = 0
-        self._warned: list[str] = []
         self._new: list[str] = []
 
     def observe(self, model: nn.Module) -> dict[str, float]:
@@ -255,7 +232,6 @@ class RoutingWatch:
         """
         if not self._start:
             return {}
-        self._num_observed += 1
         now, gates = fixed_choices(model), fixed_gates(model)
         num_choices = sum(choices.numel() for choices in now.values())
         since_start = {name: new_choices(now[name], start) for name, start in self._start.items()}
@@ -285,54 +261,24 @@ class RoutingWatch:
                 if all(isinstance(each.rule, Frozen) for each in layers.values()):
                     continue
                 self._num_learning[name] = self._num_learning.get(name, 0) + 1
-                if not since_start[name].any() and self._num_learning[name] >= _PATIENCE:
-                    self._warn(f"dead {name}", dead_gate(name, str(layer.rule)))
+                if not since_start[name].any() and self._num_learning[name] == _PATIENCE:
+                    self._new.append(dead_gate(name, str(layer.rule)))
         return {**values, "routing/certainty": sum(certainties) / len(certainties)}
 
-    def measure(self, model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor) -> dict[str, float]:
-        """Returns what the damping does on a batch; empty where no layer damps. The model does not change.
-
-        Returns:
-            `routing/damped`: share of the errors that are damped, mean over the layers that damp.
-        """
-        shares = damped_shares(model, loss_fn, input, target)
-        for name, share in shares.items():
-            if share > DAMPED_TOO_MUCH and self._num_observed >= _PATIENCE:
-                self._warn(f"damped {name}", damped_too_much(name, share))
-        return {"routing/damped": sum(shares.values()) / len(shares)} if shares else {}
-
     def finish(self, gains: Sequence[RoutingGain]) -> None:
-        """Warns if the routing is worth nothing after training.
-
-        Args:
-            gains: What the routing of each layer is worth; empty if it is not known.
-        """
-        # Not once in a training: a run that is extended ends again.
+        """Warns if the routing is worth nothing after training, by the gains of the layers; empty if not known."""
         self._new += useless_routing(gains)
 
     def new_warnings(self) -> list[str]:
-        """Returns the warnings since the last call. Each gate and layer is warned of once in a training."""
+        """Returns the warnings since the last call. Each gate is warned of once in a training."""
         new, self._new = self._new, []
         return new
 
-    def _warn(self, key: str, text: str) -> None:
-        if key not in self._warned:
-            self._warned.append(key)
-            self._new.append(text)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run needs to continue."""
-        return {
-            "start": self._start,
-            "last": self._last,
-            "num_learning": dict(self._num_learning),
-            "num_observed": self._num_observed,
-            "warned": list(self._warned),
-        }
+        return {"start": self._start, "last": self._last, "num_learning": dict(self._num_learning)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a `state_dict`."""
         self._start, self._last = state["start"], state["last"]
         self._num_learning = dict(state["num_learning"])
-        self._num_observed = state["num_observed"]
-        self._warned = list(state["warned"])

@@ -28,7 +28,7 @@ _VIRIDIS = bytes.fromhex("440154 472c7a 3b518b 2c718e 21908d 27ad81 5cc863 aadc3
 _DIVERGING = bytes.fromhex("a64608 e0823c f7c496 f5f5f5 a0c8e6 468cc8 08468c")
 _ROUTING_CHARTS = {
     "Choices that changed": ("changed", "changed_since_start", "reordered"),
-    "Use, certainty, information": ("experts_in_use", "certainty", "region_information", "damped"),
+    "Use, certainty, information": ("experts_in_use", "certainty", "region_information"),
 }
 
 

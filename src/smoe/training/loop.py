@@ -37,7 +37,6 @@ from smoe.training.run_directory import (
     save_checkpoint,
 )
 from smoe.training.task import (
-    Batch,
     MeanLoss,
     ShuffledBatches,
     Task,
@@ -146,7 +145,8 @@ class Loop:
                 self._save()
             with Interruption() as interruption:
                 while not self.state.is_finished:
-                    self._end_epoch(self._train_epoch(interruption))
+                    self._train_epoch(interruption)
+                    self._end_epoch()
             self.signal_number = interruption.signal_number
             self._load_best()
         return self.state.history[-1]
@@ -160,8 +160,8 @@ class Loop:
             values = evaluate(self.accelerator, model, *data)
         return {f"{split}/{name}": value for name, value in values.items()}
 
-    def _train_epoch(self, interruption: Interruption) -> Batch | None:
-        """Train the rest of the epoch; return its last batch, or None if there was none left."""
+    def _train_epoch(self, interruption: Interruption) -> None:
+        """Train the rest of the epoch."""
         task, state, batches = self.task, self.state, self.batches
         batches.start(state.epoch, state.next_batch)
         self.reporter.begin_epoch(state.epoch, batches.num_batches, state.next_batch)
@@ -174,9 +174,7 @@ class Loop:
             samples.start_epoch(state.epoch)
         device, num_workers, ahead = self.accelerator.device, self.plan.num_workers, task.reads_ahead
         num_parts, num_done = batches.num_parts, 0
-        batch: Batch | None = None
-        for batch in load_batches(samples, batches, task.collate, device, num_workers, reads_ahead=ahead):
-            input, target = batch
+        for input, target in load_batches(samples, batches, task.collate, device, num_workers, reads_ahead=ahead):
             num_done += 1
             is_whole = num_done % num_parts == 0
             # The processes add up their gradients once for each batch.
@@ -201,7 +199,6 @@ class Loop:
                 self._save()
                 raise Interrupted(interruption.signal_number or 15)
         state.seconds += time.perf_counter() - started
-        return batch
 
     def _is_interrupted(self, interruption: Interruption) -> bool:
         """Report the step, check the loss now and then, and return whether to stop after this step."""
@@ -240,7 +237,7 @@ class Loop:
     def _diverge(self, what: str) -> None:
         raise TrainingDiverged(what, f"{self.run.last_checkpoint} holds {self.stored}")
 
-    def _end_epoch(self, batch: Batch | None) -> None:
+    def _end_epoch(self) -> None:
         state, started = self.state, time.perf_counter()
         self._check_finite()
         validation = self.evaluate("validation")
@@ -250,12 +247,7 @@ class Loop:
         is_best = state.stopping.observe(state.epoch, monitored)
         summed_loss = sum_over_processes(self.accelerator, state.loss_total)
         mean_loss = float(summed_loss) / (self.accelerator.num_processes * self.batches.num_batches)
-        if batch is None:
-            # The run was stopped after the last batch of the epoch.
-            self.batches.start(state.epoch, self.batches.num_batches - 1)
-            samples = self.task.splits["train"]
-            *_, batch = load_batches(samples, self.batches, self.task.collate, self.accelerator.device)
-        routing = self._routing_record(batch)
+        routing = self.watch.observe(self.task.model)
         layers = [module for module in self.model.modules() if isinstance(module, RoutedLayer)]
         state.seconds += time.perf_counter() - started
         record: Record = {
@@ -284,18 +276,6 @@ class Loop:
         for text in warnings:
             self.reporter.notify(f"warning: {text}")
         return {**record, "warnings": warnings} if warnings else record
-
-    def _routing_record(self, batch: Batch) -> dict[str, float]:
-        """The values `routing/...` of an epoch over all processes, which must all call it; none without gates."""
-        model = self.task.model
-        values = self.watch.observe(model)
-        with self.accelerator.autocast():
-            measured = self.watch.measure(model, self.task.loss, *batch)
-        if not measured:
-            return values
-        numbers = torch.tensor(list(measured.values()), dtype=torch.float64, device=self.accelerator.device)
-        means = sum_over_processes(self.accelerator, numbers) / self.accelerator.num_processes
-        return {**values, **dict(zip(measured, means.tolist(), strict=True))}
 
     def _routing_gains(self, model: nn.Module) -> list[RoutingGain]:
         """What the routing of each layer is worth on the validation split, over all processes; all must call it."""
