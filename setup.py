@@ -18,9 +18,10 @@ IS_APPLE = sys.platform == "darwin"
 
 # Floating-point results must not depend on the order a compiler likes: no -ffast-math.
 # -Wno-psabi: vectors wider than a register are passed between inlined functions only.
+# -fno-math-errno: nobody asks errno, and a square root that sets it is computed one by one.
 # -g0: Python's own flags ask for debugging symbols, which are nine tenths of the file.
 OPENMP = ["-Xpreprocessor", "-fopenmp"] if IS_APPLE else ["-fopenmp"]
-COMMON = ["-O3", "-g0", "-std=c++17", *OPENMP, "-Wno-psabi"]
+COMMON = ["-O3", "-g0", "-std=c++17", *OPENMP, "-Wno-psabi", "-fno-math-errno"]
 # OpenMP is compiled in and not linked: the symbols are found in the runtime that torch has loaded, whatever its file is
 # called, so that there is never a second one with threads of its own.
 LINK = ["-Wl,-undefined,dynamic_lookup"] if IS_APPLE else []

@@ -10,6 +10,7 @@ step.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import weakref
@@ -22,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from smoe.nn._shared_parameters import Memory, SharedModule, at_least_float32, has_process_group, is_sharded
+from smoe.ops._operators import is_observed, library_for, num_threads
 
 if TYPE_CHECKING:
     from smoe.nn._routed_layer import RoutedLayer
@@ -42,20 +44,20 @@ class Steps(Memory):
         numbers: The tensors.
     """
 
+    moments: torch.Tensor
     units: torch.Tensor
     noise: torch.Tensor
     num_steps: torch.Tensor
 
     def __init__(self, numbers: list[torch.Tensor]) -> None:
         super().__init__()
-        for place, values in enumerate(numbers):
-            self.register_buffer(f"mean_{place}", torch.zeros_like(values, requires_grad=False))
-            self.register_buffer(f"square_{place}", torch.zeros_like(values, requires_grad=False))
-        device = numbers[0].device if numbers else None
-        self.register_buffer("units", torch.zeros(len(numbers), device=device))
+        first = numbers[0] if numbers else torch.zeros(())
+        # Mean gradients and mean squares of all tensors, one behind the other.
+        self.register_buffer("moments", first.new_zeros(2, sum(map(torch.numel, numbers)), requires_grad=False))
+        self.register_buffer("units", torch.zeros(len(numbers), device=first.device))
         # Mean square that the mean gradients would have if those of different steps had nothing in common.
-        self.register_buffer("noise", torch.zeros(len(numbers), device=device))
-        self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("noise", torch.zeros(len(numbers), device=first.device))
+        self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64, device=first.device))
 
     @torch.no_grad()
     def take(
@@ -70,16 +72,16 @@ class Steps(Memory):
             is_shrunk: Multiply the size by the share of the mean gradient's square, over a tensor, that is no noise
                 (the estimator of James and Stein).
         """
-        self.num_steps += 1 if is_due is None else is_due
-        step = self.num_steps.float()
-        for place, values in enumerate(numbers):
+        self.num_steps.add_(1 if is_due is None else is_due)
+        # Neither way below does.
+        torch.autograd.graph.increment_version([values for values in numbers if values.grad is not None])
+        if is_due is None and self._take_native(numbers, size, is_shrunk=is_shrunk):
+            return
+        moments = self.moments.split([values.numel() for values in numbers], dim=1)
+        for values, (mean, square), unit, noise in zip(numbers, moments, self.units, self.noise, strict=True):
             if values.grad is None:
                 continue
-            unit, noise, mean = self.units[place], self.noise[place], getattr(self, f"mean_{place}")
             root = math.sqrt(max(1, values.numel()))
-            if is_due is None and values.is_cpu and not torch.compiler.is_compiling():
-                self._take_on_host(place, values, size, step, root, is_shrunk=is_shrunk)
-                continue
             size_found = torch.linalg.vector_norm(values.grad) / root
             unit.copy_(torch.where(unit == 0.0, size_found.nan_to_num(0.0, 0.0, 0.0), unit))
             # No step by a gradient that is not finite, nor by zeros that no other gradient came before.
@@ -93,49 +95,33 @@ class Steps(Memory):
                 rate = size * share.nan_to_num(0.0).clamp(min=0.0)
                 new = _BETAS[0] ** 2 * noise + ((1.0 - _BETAS[0]) * size_found / unit).square()
                 noise.copy_(torch.where(is_skipped, noise, new))
-            self._move(place, values, rate, step, unit.float(), is_skipped.float())
+            torch._fused_adam_(
+                *([values], [values.grad], [mean.view_as(values)], [square.view_as(values)], []),
+                [self.num_steps.float()],
+                lr=rate,
+                beta1=_BETAS[0],
+                beta2=_BETAS[1],
+                weight_decay=0.0,
+                eps=_EPSILON,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=unit.float(),
+                found_inf=is_skipped.float(),
+            )
 
-    def _take_on_host(
-        self, place: int, values: torch.Tensor, size: float, step: torch.Tensor, root: float, *, is_shrunk: bool
-    ) -> None:
-        """The same with scalars of Python: on a CPU, to read a number takes less time than an operation."""
-        assert values.grad is not None
-        found = float(torch.linalg.vector_norm(values.grad)) / root
-        unit = float(self.units[place])
-        if not math.isfinite(found) or unit == found == 0.0:
-            return
-        if unit == 0.0:
-            self.units[place] = unit = found
-        if is_shrunk:
-            noise, square = float(self.noise[place]), float(torch.linalg.vector_norm(getattr(self, f"mean_{place}")))
-            square = (square / root) ** 2
-            size *= max(0.0, 1.0 - noise / square) if square > 0.0 else 0.0
-            self.noise[place] = _BETAS[0] ** 2 * noise + ((1.0 - _BETAS[0]) * found / unit) ** 2
-        self._move(place, values, size, step, self.units[place].float(), None)
-
-    def _move(
-        self,
-        place: int,
-        values: torch.Tensor,
-        rate: Any,
-        step: torch.Tensor,
-        unit: torch.Tensor,
-        is_skipped: torch.Tensor | None,
-    ) -> None:
-        """A step of Adam with gradients in their unit."""
-        assert values.grad is not None
-        means, squares = (getattr(self, f"{name}_{place}") for name in ("mean", "square"))
-        torch._fused_adam_(
-            *([values], [values.grad], [means], [squares], [], [step]),
-            lr=rate,
-            beta1=_BETAS[0],
-            beta2=_BETAS[1],
-            weight_decay=0.0,
-            eps=_EPSILON,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=unit,
-            found_inf=is_skipped,
+    def _take_native(self, numbers: list[torch.Tensor], size: float, *, is_shrunk: bool) -> bool:
+        """The same by one call of a kernel; False if there is none for these tensors."""
+        gradients = [None if values.grad is None else values.grad.contiguous() for values in numbers]
+        library = None if is_observed() else library_for(self.moments, self.units, *numbers)
+        if library is None or not all(map(torch.Tensor.is_contiguous, numbers)):
+            return False
+        pointers = ctypes.c_void_p * len(numbers)
+        return library.call(
+            *("smoe_own_steps", len(numbers), (ctypes.c_int64 * len(numbers))(*map(torch.numel, numbers))),
+            pointers(*map(torch.Tensor.data_ptr, numbers)),
+            pointers(*(0 if gradient is None else gradient.data_ptr() for gradient in gradients)),
+            *(self.moments, self.units, self.noise, self.num_steps, ctypes.c_double(size), int(is_shrunk)),
+            num_threads(),
         )
 
 
@@ -287,7 +273,10 @@ class SelfTaught(SharedModule):
         return any(values.grad is not None for values in self._own())
 
     def _is_in(self, parameters: set[int]) -> bool:
-        return any(id(parameter) in parameters for layer in self._layers for parameter in layer.parameters())
+        trained = (layer._trained_parameter() for layer in self._layers)
+        return any(id(parameter) in parameters for parameter in trained) or any(
+            id(parameter) in parameters for layer in self._layers for parameter in layer.parameters()
+        )
 
     def _may_learn(self) -> bool:
         return self._learns and any(

@@ -423,19 +423,22 @@ def test_maps_step_after_an_update_by_hand() -> None:
     assert int(layer._affine.steps.num_steps) == 4
 
 
+@pytest.mark.parametrize("shape", [(5, 7), (3, 2741)], ids=str)
 @pytest.mark.parametrize("is_shrunk", [False, True])
-def test_steps_by_scalars_of_the_host_are_those_by_tensors(is_shrunk: bool) -> None:
-    """Gradients of zeros at the start, infinite and not a number among them."""
+def test_steps_of_the_kernel_are_those_by_tensors(is_shrunk: bool, shape: tuple[int, int]) -> None:
+    """Gradients of zeros at the start, infinite and not a number among them; more than one stretch of the kernel."""
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(5, 7, generator=generator)
+    start = torch.randn(shape, generator=generator)
     values = [start.clone().requires_grad_() for _ in range(2)]
     steps = [Steps([each]) for each in values]
     for number, factor in enumerate((0.0, 3e4, 1.0, math.inf, 2.0, math.nan, 1e-3, 5.0, 0.0, 1.0)):
-        gradient = torch.randn(5, 7, generator=generator) + 0.5
+        gradient = torch.randn(shape, generator=generator) + 0.5
         gradient[0, 0] *= factor
         for place, is_due in enumerate((None, torch.ones((), dtype=torch.int64))):
             values[place].grad = gradient * (number > 0)
+            version = values[place]._version
             steps[place].take([values[place]], 1e-2, is_due, is_shrunk=is_shrunk)
+            assert values[place]._version > version
         torch.testing.assert_close(*values)
-        torch.testing.assert_close(*(dict(each.named_buffers()) for each in steps))
+        torch.testing.assert_close(*(dict(each.named_buffers()) for each in steps), rtol=1e-4, atol=1e-5)
     assert not torch.equal(values[0], start)
