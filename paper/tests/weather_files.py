@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from smoe_paper.atmosphere.fields import GRIDS, Grid
+from smoe_paper.atmosphere.fields import Grid
 from smoe_paper.atmosphere.variables import HOURLY_PRECIPITATION, LEVELS, VARIABLES
 
+GRID = Grid(tuple(-87.1875 + 5.625 * row for row in range(32)), tuple(5.625 * column for column in range(64)))
 DEFAULT_VARIABLES = ("z", "t", "u", "v", "q", "tisr", "t2m", "tp")
 
 # Mean and amplitude of each variable; those of z follow the level.
@@ -69,7 +70,7 @@ def hourly_precipitation(times: np.ndarray, grid: Grid) -> np.ndarray:
 
 def constant_field(name: str, grid: Grid) -> np.ndarray:
     """What the constants file holds, float32, `(H, W)`."""
-    lat, lon = grid.lat2d(), grid.lon2d()
+    lat, lon = np.meshgrid(*(np.asarray(axis, np.float32) for axis in (grid.latitude, grid.longitude)), indexing="ij")
     if name in ("lat2d", "lon2d"):
         return {"lat2d": lat, "lon2d": lon}[name]
     land = (np.sin(np.radians(2 * lon)) * np.cos(np.radians(lat)) > 0).astype(np.float32)
@@ -107,7 +108,6 @@ def write_weatherbench(
     step_hours: int = 6,
     variables: Sequence[str] = DEFAULT_VARIABLES,
     levels: Sequence[int] = LEVELS,
-    resolution: str = "5.625deg",
     constants: bool = True,
     times: Mapping[int, np.ndarray] | None = None,
 ) -> Path:
@@ -116,45 +116,17 @@ def write_weatherbench(
     Every year has its first `steps` times, unless `times` says which. Hourly archives hold `total_precipitation`,
     6-hourly ones `6hr_precipitation`.
     """
-    grid, folder = GRIDS[resolution], root / resolution
+    folder = root / "5.625deg"
     for year in years:
         of_year = times_of_year(year, steps, step_hours) if times is None else times[year]
         for short_name in variables:
             hourly = short_name == "tp" and step_hours == 1
             name = HOURLY_PRECIPITATION.folder if hourly else VARIABLES[short_name].folder
-            array = data_array(short_name, of_year, grid, levels, hourly)
-            write_netcdf(array.to_dataset(), folder / name / f"{name}_{year}_{resolution}.nc")
+            array = data_array(short_name, of_year, GRID, levels, hourly)
+            write_netcdf(array.to_dataset(), folder / name / f"{name}_{year}_5.625deg.nc")
     if constants:
-        write_constants(folder, resolution)
-    return folder
-
-
-def write_constants(folder: Path, resolution: str = "5.625deg") -> Path:
-    """Writes the file of constants into a resolution's folder."""
-    grid = GRIDS[resolution]
-    fields = {name: (("lat", "lon"), constant_field(name, grid)) for name in ("lsm", "orography", "lat2d", "lon2d")}
-    dataset = xr.Dataset(fields, {"lat": np.asarray(grid.latitude), "lon": np.asarray(grid.longitude)})
-    return write_netcdf(dataset, folder / "constants" / f"constants_{resolution}.nc")
-
-
-def write_cmip(root: Path, periods: Sequence[tuple[str, int]], variables: Sequence[str] = ("z", "t")) -> Path:
-    """Writes `root/5.625deg/<variable>/<variable>_<from>-<to>_5.625deg.nc` with CMIP's names and returns that folder.
-
-    Each period is a first time and a number of 6-hourly times. Levels are in Pa, from the ground up, heights in m.
-    """
-    grid, folder = GRIDS["5.625deg"], root / "5.625deg"
-    for start, steps in periods:
-        for short_name in variables:
-            variable, times = VARIABLES[short_name], times_of_year(0, steps, 6, start)
-            array = data_array(short_name, times, grid)
-            if variable.has_levels:
-                array = array.isel(level=slice(None, None, -1)).rename(level="plev")
-                array["plev"] = ("plev", array["plev"].values * 100.0, {"units": "Pa"})
-            if short_name == "z":
-                array = array / np.float32(9.807)
-                array.attrs["units"] = "m"
-            digits = "-".join("".join(c for c in f"{end}00" if c.isdigit()) for end in times[[0, -1]])
-            array.time.encoding |= {"units": "days since 1850-01-01", "calendar": "proleptic_gregorian", "dtype": "f8"}
-            name = variable.folder
-            write_netcdf(array.to_dataset(name=variable.cmip_name), folder / name / f"{name}_{digits}_5.625deg.nc")
+        names = ("lsm", "orography", "lat2d", "lon2d")
+        fields = {name: (("lat", "lon"), constant_field(name, GRID)) for name in names}
+        dataset = xr.Dataset(fields, {"lat": np.asarray(GRID.latitude), "lon": np.asarray(GRID.longitude)})
+        write_netcdf(dataset, folder / "constants" / "constants_5.625deg.nc")
     return folder

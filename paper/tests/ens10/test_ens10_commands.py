@@ -26,7 +26,7 @@ def test_prepare(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "population standard deviation of 5 members, normalised by statistics of the training years 1998" in output.out
     )
     assert "extreme forecast index: computed for the years after 1998" in output.out
-    assert "9 forecasts, t850, 5 members; the store takes" in output.err
+    assert "the store takes" in output.err
     assert EnsembleStore.open(tmp_path).task == "t850"
     assert main(command) == 0
     again = capsys.readouterr()

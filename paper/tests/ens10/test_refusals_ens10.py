@@ -12,7 +12,7 @@ import xarray as xr
 from ens10_files import GRID, STARTS, member_fields, write_ens10, write_grib, write_members
 from memory_source import Silent
 from smoe.errors import DataError
-from smoe_paper.atmosphere.fields import ENS10_GRID, Grid, check_global
+from smoe_paper.atmosphere.fields import Grid, check_global
 from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.source import open_ens10
@@ -51,7 +51,7 @@ TRUTH = "ERA5_z500.nc"
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda ds: ds.isel(time=[0, 2, 1, 3, 4]), "but 1998-01-06 comes after 1998-01-10"),
+        (lambda ds: ds.isel(time=[0, 2, 1, 3, 4]), "but 1998-01-06T00:00 comes after 1998-01-10"),
         (lambda ds: ds.isel(time=[0, 1, 3, 4]), "lacks dates that forecasts are for, such as 1998-01-10"),
         (lambda ds: ds.assign_coords(time=ds.time + np.timedelta64(400, "D")), "as 1998-01-03; it has 1999"),
         # Dates that look right, over fields of other dates.
@@ -156,7 +156,8 @@ def test_grib_that_is_wrong(tmp_path: Path) -> None:
 
 
 def test_global_grids() -> None:
-    assert check_global(np.linspace(90, -90, 361), np.arange(720) / 2, "here") == ENS10_GRID
-    for rows, columns in ((np.linspace(90, -60, 360), np.arange(720) / 2), (np.linspace(90, -90, 361), np.arange(700))):
+    poles, columns = tuple(np.linspace(90, -90, 361)), tuple(np.arange(720) / 2)
+    check_global(Grid(poles, columns), "here")
+    for grid in (Grid(tuple(np.linspace(90, -60, 360)), columns), Grid(poles, tuple(np.arange(700.0)))):
         with pytest.raises(DataError, match="here is on another grid"):
-            check_global(rows, columns, "here")
+            check_global(grid, "here")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import xarray as xr
 
 from smoe.training.progress import ProgressBar
-from smoe_paper.atmosphere.fields import Grid, years_of
+from smoe_paper.atmosphere.fields import Grid
 from smoe_paper.weather.archive import Archive
 
 CONSTANTS = ("lsm", "orography", "lat2d")
 GRID = Grid((-60.0, -20.0, 20.0, 60.0), (0.0, 72.0, 144.0, 216.0, 288.0))
-SCALES = {"z": (5e4, 1e3), "t": (280.0, 10.0), "t2m": (285.0, 12.0), "tisr": (1e6, 4e5), "u": (5.0, 8.0)}
+SCALES = {
+    "z": (5e4, 1e3), "t": (280.0, 10.0), "t2m": (285.0, 12.0), "tisr": (2e6, 2e5), "u": (5.0, 8.0), "q": (0.01, 1e-3)
+}  # fmt: skip
 
 
 @dataclass
@@ -29,17 +31,13 @@ class MemorySource(Archive):
     names: tuple[str, ...] = ("z_500", "t_850", "t2m", "tisr", "tp")
     step_hours: int = 6
     days: int = 10
-    grid: Grid = GRID
+    grid: Grid = GRID  # pyright: ignore[reportIncompatibleVariableOverride]
     changes: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
-    num_reads: int = 0
+    path: Path = Path("memory")
 
     @property
     def years(self) -> list[int]:
         return list(self.all_years)
-
-    @property
-    def channels(self) -> list[str]:
-        return list(self.names)
 
     @property
     def constants(self) -> list[str]:
@@ -52,11 +50,10 @@ class MemorySource(Archive):
         last = first + 24 * self.days if is_last else np.datetime64(f"{year + 1}-01-01", "h")
         return np.arange(first, last, np.timedelta64(self.step_hours, "h"))
 
-    def read(self, channel: str, times: np.ndarray) -> np.ndarray:
-        self.num_reads += 1
-        years = sorted(set(years_of(times).tolist()))
-        whole = np.concatenate([self.read_year(channel, year) for year in years])
-        return whole[np.searchsorted(np.concatenate([self.times(year) for year in years]), times)]
+    def open(self, year: int, channels: tuple[str, ...]) -> xr.Dataset:
+        fields = {name: (("time", "lat", "lon"), self.read_year(name, year)) for name in channels}
+        axes = {"lat": list(self.grid.latitude), "lon": list(self.grid.longitude)}
+        return xr.Dataset(fields, {"time": self.times(year).astype("datetime64[ns]"), **axes}, {"path": "memory"})
 
     def read_year(self, channel: str, year: int) -> np.ndarray:
         rng = np.random.default_rng((zlib.crc32(channel.encode()), year))
@@ -71,13 +68,9 @@ class MemorySource(Archive):
 
     def read_constant(self, name: str) -> np.ndarray:
         if name == "lat2d":
-            return self.grid.lat2d()
-        rng = np.random.default_rng(zlib.crc32(name.encode()))
-        values = rng.random(self.grid.shape)
+            return super().read_constant(name)
+        values = np.random.default_rng(zlib.crc32(name.encode())).random(self.grid.shape)
         return (values > 0.5 if name == "lsm" else 1e3 * values).astype(np.float32)
-
-    def check(self, channels: Iterable[str], year: int) -> None:
-        """Nothing can be missing."""
 
 
 class Silent(ProgressBar):

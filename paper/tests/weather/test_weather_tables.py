@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from smoe.cli.main import main
-from smoe_paper.atmosphere.fields import GRIDS
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.reproduction import plan_runs
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
@@ -18,6 +17,7 @@ from smoe_paper.weather.model import Setting, build_model
 from smoe_paper.weather.scores import store_references
 from smoe_paper.weather.tables import WEATHER_TABLES
 from tiny_weather import make_store, tiny_recipe
+from weather_files import GRID
 
 SMALL = WEATHER_TABLES.scale("small")
 QUICK = ("SMoE, all 3 x 3", "ViT 2 x 2")
@@ -39,12 +39,11 @@ def test_every_row_takes_a_training_step_at_the_small_scale(row: Row) -> None:
     # Of the grid of the data, but with a batch and a network that take no time.
     size = {"width": 16, "depth": 1} if "ViT" in row.label else {"filters": 4, "num_blocks": 1}
     recipe = replace(recipe, model=replace(recipe.model, **size))  # type: ignore[arg-type]
-    grid = GRIDS["5.625deg"]
-    setting = Setting(11, 3, grid.shape, grid.latitude, torch.full(grid.shape, 0.5))
+    setting = Setting(11, 3, GRID.shape, GRID.latitude, torch.full(GRID.shape, 0.5))
     model = build_model(recipe.model, Learning.of(recipe), setting)
     optimizer = build_optimizer(model, recipe.optimizer)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    model(torch.randn(2, 11, *grid.shape)).square().mean().backward()
+    model(torch.randn(2, 11, *GRID.shape)).square().mean().backward()
     optimizer.step()
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 

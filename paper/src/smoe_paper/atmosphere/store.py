@@ -1,17 +1,16 @@
-"""Stores of fields for training: groups of Zarr 3 whose chunks are mapped.
+"""Stores of fields for training: a folder of float32 arrays (.npy), and `store.json` with what they hold.
 
-Arrays are float32 without compression, in chunks along the first axis, each with Zarr's CRC-32C at its end. Any reader
-of Zarr opens them. Training maps the files of the chunks: reading a batch through Zarr takes 20 times as long.
+Training maps the arrays: a batch through zarr-python takes 20 times as long.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,113 +18,127 @@ from typing import Any, TypeVar
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.training import RecipeError, from_plain, to_plain
+from smoe.training import from_plain, to_plain, write_atomically
 
 DTYPE = np.dtype("<f4")
 _REMEDY = "delete the store and run smoe data prepare again"
-# Each map keeps a file descriptor.
-_MOST_MAPS = 64
-_CRC_BYTES = 4
-_CHUNK_BYTES = 2**26
 
 Plan = TypeVar("Plan")
 
 
-class Rows:
-    """Rows of an array by their number; each process maps them itself."""
+def map_array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of a store, mapped; refuses another shape and a file that is cut off."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged header can make numpy's parser fail in any way
+        raise DataError(f"{path} is missing or damaged ({error}): {_REMEDY}") from error
+    if array.shape != shape or array.dtype != DTYPE:
+        raise DataError(f"{path} is {array.dtype} of {array.shape}, expected {DTYPE} of {shape}: {_REMEDY}")
+    return array.view(np.ndarray)
 
-    def __init__(self, path: Path, columns: int | slice = slice(None)) -> None:
-        self.path, self._columns = path, columns
-        try:
-            import zarr
 
-            self._array = array = zarr.open_array(path, mode="r")
-            codecs: Any = [codec["name"] for codec in array.metadata.to_dict()["codecs"]]  # type: ignore[index]
-        except Exception as error:
-            # Damaged metadata raise whatever zarr stumbles over.
-            raise DataError(f"{path} is missing or damaged ({error}): {_REMEDY}") from error
-        is_ours = array.dtype == DTYPE and codecs == ["bytes", "crc32c"]
-        if not is_ours or array.chunks[1:] != array.shape[1:] or not all(array.shape):
-            raise DataError(f"{path} is no array of plain float32 rows: {_REMEDY}")
-        self._size = DTYPE.itemsize * prod(array.chunks) + _CRC_BYTES
-        self._map = lru_cache(_MOST_MAPS)(self._map_chunk)
-        self.shape: tuple[int, ...] = (array.shape[0], *np.empty(array.shape[1:], np.uint8)[columns].shape)
+def read_plan(path: Path, format: str, kind: type[Plan]) -> tuple[Plan, dict[str, Any], bool] | None:
+    """The plan of a store, what was found for it, and whether it is finished; None if there is no store."""
+    file = path / "store.json"
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text())
+        if content["format"] != format:
+            raise DataError(f"{path} is not a {format}: name the folder of one")
+        return from_plain(kind, content["plan"]), content["results"], content["is_finished"]
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{file} is damaged ({error}): {_REMEDY}") from error
 
-    @classmethod
-    def create(cls, path: Path, shape: tuple[int, ...], names: Sequence[str], *, by_row: bool = False) -> Rows:
-        """Creates an array, or opens the one that a stopped preparation left; one row in a chunk, or about 64 MB."""
-        import zarr
-        from zarr.codecs import Crc32cCodec
 
-        if not (path / "zarr.json").is_file():
-            most = 1 if by_row else max(1, _CHUNK_BYTES // (DTYPE.itemsize * prod(shape[1:])))
-            zarr.create_array(
-                path,
-                shape=shape,
-                dtype="float32",
-                chunks=(min(shape[0], most), *shape[1:]),
-                compressors=[Crc32cCodec()],
-                fill_value=float("nan"),
-                dimension_names=names,
-                config={"write_empty_chunks": True},
-            )
-        return cls(path)
+def open_plan(path: Path, format: str, kind: type[Plan], command: str) -> tuple[Plan, dict[str, Any]]:
+    """The plan and the results of a finished store."""
+    content = read_plan(path, format, kind)
+    if content is None:
+        raise DataError(f"there is no {format} in {path}; make one with {command} --root DATA --output {path}")
+    if not content[2]:
+        raise DataError(f"the preparation of the store {path} is not finished; run the same command again to resume")
+    return content[:2]
 
-    def missing(self) -> list[slice]:
-        """Returns the rows of each chunk that is not written completely."""
-        size = self._array.chunks[0]
-        return [
-            slice(number * size, min((number + 1) * size, len(self)))
-            for number, file in enumerate(self._files())
-            if not file.is_file() or file.stat().st_size != self._size
-        ]
 
-    def __setitem__(self, rows: int | slice, values: np.ndarray) -> None:
-        import zarr
+def checksum(plan: Any, results: Any) -> str:
+    """The SHA-256 of what a store holds; the results contain statistics of its fields."""
+    return hashlib.sha256(json.dumps([to_plain(plan), results], sort_keys=True).encode()).hexdigest()
 
-        array = zarr.open_array(self.path, mode="r+").with_config({"write_empty_chunks": True})
-        array[rows] = values
 
-    def __len__(self) -> int:
-        return self.shape[0]
+class StoreWriter:
+    """Arrays that are written row by row. What `save` has recorded survives a kill."""
 
-    def __getitem__(self, row: int) -> np.ndarray:
-        if not 0 <= row < self.shape[0]:
-            raise IndexError(f"row {row} of {self.shape[0]}")
-        chunk, place = divmod(int(row), self._array.chunks[0])
-        return self._map(chunk)[place][self._columns]
+    def __init__(self, path: Path, format: str, plan: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.path, self.shapes, self._head = path, shapes, {"format": format, "plan": to_plain(plan)}
+        self.results: dict[str, Any] = {}
+        self.is_finished = False
+        content = read_plan(path, format, type(plan))
+        if content is None:
+            for name, shape in shapes.items():
+                np.lib.format.open_memmap(path / f"{name}.npy", "w+", DTYPE, shape)
+            self.save()
+        else:
+            old, self.results, self.is_finished = content
+            changed = [name for name, part in to_plain(old).items() if part != self._head["plan"][name]]
+            if changed:
+                what = ", ".join(changed)
+                raise DataError(
+                    f"{path} holds another store, which differs in {what}: choose another folder, or delete it"
+                )
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        del copy
-        return np.stack([self[row] for row in range(len(self))]).astype(dtype or DTYPE)
+    def array(self, name: str) -> np.ndarray:
+        """What is written of an array, mapped."""
+        return map_array(self.path / f"{name}.npy", self.shapes[name])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Rows, (self.path, self._columns)
+    def write(self, name: str, first: int, rows: np.ndarray) -> None:
+        """Writes rows from a number on; not through a map, for which a full disk is a crash."""
+        shape = self.shapes[name]
+        path = self.path / f"{name}.npy"
+        start = path.stat().st_size - DTYPE.itemsize * prod(shape)
+        with path.open("r+b") as file:
+            file.seek(start + DTYPE.itemsize * first * prod(shape[1:]))
+            file.write(np.ascontiguousarray(rows, DTYPE).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
 
-    def check(self, shape: tuple[int, ...]) -> Rows:
-        """Refuses another shape and missing chunks."""
-        if self._array.shape != shape:
-            raise DataError(f"{self.path} is of {self._array.shape}, expected {shape}: {_REMEDY}")
-        if missing := self.missing():
-            first = missing[0]
-            raise DataError(f"{self.path} lacks the rows {first.start} to {first.stop - 1} or parts of them: {_REMEDY}")
-        return self
+    def save(self, *, is_finished: bool = False, **results: Any) -> None:
+        """Records results, after the rows that were written."""
+        self.results, self.is_finished = self.results | results, is_finished
+        text = json.dumps({**self._head, "results": self.results, "is_finished": is_finished})
+        write_atomically(self.path / "store.json", lambda file: file.write(text.encode()))
 
-    def checksums(self) -> list[str]:
-        """Returns the CRC-32C of each chunk, as written beside it."""
-        return [file.read_bytes()[-_CRC_BYTES:].hex() for file in self._files()]
 
-    def _files(self) -> Iterator[Path]:
-        array = self._array
-        for number in range(-(-array.shape[0] // array.chunks[0])):
-            yield self.path / array.metadata.encode_chunk_key((number, *(0,) * (array.ndim - 1)))
+@contextmanager
+def write_store(
+    output: Path, format: str, plan: Any, shapes: Mapping[str, tuple[int, ...]], notify: Callable[[str], None]
+) -> Iterator[StoreWriter]:
+    """Makes a store, or opens an unfinished one of the same plan; keeps other processes out of it."""
+    from filelock import FileLock, Timeout
 
-    def _map_chunk(self, number: int) -> np.ndarray:
-        array = self._array
-        file = self.path / array.metadata.encode_chunk_key((number, *(0,) * (array.ndim - 1)))
-        # A private writable map, which torch could wrap without a copy, is refused if the file exceeds the memory.
-        values = np.memmap(file, DTYPE, "r").view(np.ndarray)
-        return values[: -_CRC_BYTES // DTYPE.itemsize].reshape(array.chunks)
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file: choose a folder for the store")
+    output.mkdir(parents=True, exist_ok=True)
+    known = {"store.json", "time.npy", *(f"{name}.npy" for name in shapes)}
+    foreign = sorted(path.name for path in output.iterdir() if path.name not in known and path.name[0] != ".")
+    if foreign:
+        raise DataError(f"{output} holds other files, such as {foreign[0]}: choose an empty folder for the store")
+    size = DTYPE.itemsize * sum(map(prod, shapes.values()))
+    # An array has its whole length from the start, but takes room as it is written.
+    present = sum(512 * path.stat().st_blocks for path in output.iterdir())
+    free = shutil.disk_usage(output).free
+    text = f"the store takes {size / 1e9:.3g} GB ({free / 1e9:.3g} GB are free)"
+    if size - present > free:
+        raise DataError(f"{text}: choose another disk than that of {output}, or prepare less")
+    try:
+        with FileLock(output / ".lock", timeout=0):
+            writer = StoreWriter(output, format, plan, shapes)
+            notify(f"{output} is finished already: nothing to do" if writer.is_finished else text)
+            yield writer
+    except Timeout:
+        raise DataError(f"another process is preparing {output}: wait for it, or stop it") from None
 
 
 class Moments:
@@ -149,85 +162,6 @@ class Moments:
     def std(self) -> np.ndarray:
         """Population standard deviation; 0 without values."""
         return np.sqrt(self.squares / np.maximum(self.count, 1))
-
-
-def write_metadata(path: Path, format: str, plan: Any, results: dict[str, Any] | None) -> None:
-    """Writes the plan of a store, and what a finished preparation found, as attributes of its group."""
-    import zarr
-
-    content = {"format": format, "plan": to_plain(plan), "results": results}
-    zarr.open_group(path, mode="a").attrs.put(json.loads(json.dumps(content)))
-
-
-def read_metadata(path: Path, format: str, kind: type[Plan]) -> tuple[Plan, dict[str, Any] | None] | None:
-    """Reads what `write_metadata` wrote; None if there is no store."""
-    import zarr
-
-    if not (path / "zarr.json").is_file():
-        return None
-    try:
-        content: dict[str, Any] = dict(zarr.open_group(path, mode="r").attrs)
-        if content.get("format") != format:
-            raise DataError(f"{path} is not a {format}: name the folder of one")
-        return from_plain(kind, content["plan"]), content["results"]
-    except DataError:
-        raise
-    except (RecipeError, Exception) as error:
-        raise DataError(f"{path / 'zarr.json'} is damaged ({error}): {_REMEDY}") from error
-
-
-def open_metadata(path: Path, format: str, kind: type[Plan], command: str) -> tuple[Plan, dict[str, Any]]:
-    """Reads the metadata of a finished store."""
-    content = read_metadata(path, format, kind)
-    if content is None:
-        raise DataError(f"there is no {format} in {path}; make one with {command} --root DATA --output {path}")
-    if content[1] is None:
-        raise DataError(f"the preparation of the store {path} is not finished; run the same command again to resume")
-    return content[0], content[1]
-
-
-def is_finished(path: Path, format: str, plan: Any) -> bool:
-    """Whether a store of this plan is finished; refuses one of another plan."""
-    content = read_metadata(path, format, type(plan))
-    if content is None:
-        return False
-    old, new = to_plain(content[0]), to_plain(plan)
-    changed = [name for name in new if old[name] != new[name]]
-    if changed:
-        raise DataError(
-            f"{path} holds another store, which differs in {', '.join(changed)}: choose another folder, or delete it"
-        )
-    return content[1] is not None
-
-
-def checksum(plan: Any, results: Any, arrays: Iterable[Rows]) -> str:
-    """Returns the SHA-256 of the metadata and the checksums of all chunks."""
-    content = [to_plain(plan), results, [rows.checksums() for rows in arrays]]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-@contextmanager
-def only_writer(output: Path, arrays: Iterable[str], num_bytes: int) -> Iterator[str]:
-    """Makes the folder of a store, keeps other processes out of it, and yields its size in words."""
-    from filelock import FileLock, Timeout
-
-    if output.exists() and not output.is_dir():
-        raise DataError(f"{output} is a file: choose a folder for the store")
-    output.mkdir(parents=True, exist_ok=True)
-    known = {*arrays, "zarr.json"}
-    foreign = sorted(path.name for path in output.iterdir() if path.name not in known and path.name[0] != ".")
-    if foreign:
-        raise DataError(f"{output} holds other files, such as {foreign[0]}: choose an empty folder for the store")
-    present = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-    free = shutil.disk_usage(output).free
-    size = f"the store takes {num_bytes / 1e9:.3g} GB ({free / 1e9:.3g} GB are free)"
-    if num_bytes - present > free:
-        raise DataError(f"{size}: choose another disk than that of {output}, or prepare less")
-    try:
-        with FileLock(output / ".lock", timeout=0):
-            yield size
-    except Timeout:
-        raise DataError(f"another process is preparing {output}: wait for it, or stop it") from None
 
 
 def tell_missing_years(split: str, years: tuple[int, int], store: Any, notify: Callable[[str], None]) -> None:

@@ -77,7 +77,7 @@ STANDARD_GRAVITY = 9.80665
 
 @dataclass(frozen=True)
 class Variable:
-    """A physical quantity, its names in WeatherBench and CMIP, and the bounds of plausible values."""
+    """A physical quantity, its names in WeatherBench, and the bounds of plausible values."""
 
     short_name: str
     folder: str
@@ -86,23 +86,20 @@ class Variable:
     has_levels: bool = False
     varies: bool = True
     is_accumulated: bool = False
-    cmip_name: str = ""
     unit_names: tuple[str, ...] = ()
 
 
 _ALL = (
-    Variable("z", "geopotential", "m2 s-2", (-2.0e4, 6.0e5), True, cmip_name="zg", unit_names=("J kg-1",)),
-    Variable("t", "temperature", "K", (100.0, 400.0), True, cmip_name="ta", unit_names=("kelvin",)),
-    Variable("u", "u_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="ua"),
-    Variable("v", "v_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="va"),
-    Variable(
-        "q", "specific_humidity", "kg kg-1", (-0.02, 0.1), True, cmip_name="hus", unit_names=("1", "dimensionless")
-    ),
+    Variable("z", "geopotential", "m2 s-2", (-2.0e4, 6.0e5), True, unit_names=("J kg-1",)),
+    Variable("t", "temperature", "K", (100.0, 400.0), True, unit_names=("kelvin",)),
+    Variable("u", "u_component_of_wind", "m s-1", (-250.0, 250.0), True),
+    Variable("v", "v_component_of_wind", "m s-1", (-250.0, 250.0), True),
+    Variable("q", "specific_humidity", "kg kg-1", (-0.02, 0.1), True, unit_names=("1", "dimensionless")),
     Variable("r", "relative_humidity", "%", (-50.0, 300.0), True),
     Variable("vo", "vorticity", "s-1", (-0.1, 0.1), True),
     Variable("pv", "potential_vorticity", "K m2 kg-1 s-1", (-0.1, 0.1), True),
     Variable("tisr", "toa_incident_solar_radiation", "J m-2", (-1.0e4, 4.0e7), is_accumulated=True),
-    Variable("t2m", "2m_temperature", "K", (130.0, 400.0), cmip_name="tas", unit_names=("kelvin",)),
+    Variable("t2m", "2m_temperature", "K", (130.0, 400.0), unit_names=("kelvin",)),
     Variable("tp", "6hr_precipitation", "m", (-0.01, 3.0), is_accumulated=True),
     Variable("u10", "10m_u_component_of_wind", "m s-1", (-150.0, 150.0)),
     Variable("v10", "10m_v_component_of_wind", "m s-1", (-150.0, 150.0)),

@@ -19,15 +19,13 @@ DATA_HELP = """usage: smoe data prepare|fetch NAME [...]
 
 {commands}
 
-`prepare` checks the data and writes once what training reads: all channels of a time side by side, normalised, in
-memory-mapped files. It prints first how much disk that takes. If it is stopped, even by a kill, the same command
-continues after the last whole block.
+`prepare` checks the data and writes once what training maps: all channels of a time side by side. It prints first how
+much disk that takes. If it is stopped, even by a kill, the same command continues after the last whole block.
 
 examples:
   smoe data fetch mnist
   smoe data prepare weather --root ~/weatherbench --output stores/era5
   smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6
-  smoe data prepare weather --root ~/cmip --years 1850 2014 --output stores/cmip --statistics-from stores/era5
   smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500 --members 10
 
 `smoe data SUBCOMMAND NAME --help` lists every option.

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from smoe_paper.atmosphere.fields import years_of
 from smoe_paper.ens10.source import LEAD
-
-if TYPE_CHECKING:
-    from smoe_paper.atmosphere.store import Rows
-
-    Fields = np.ndarray | Rows
 
 NUM_QUANTILES = 21
 WINDOW = 9
@@ -80,7 +73,7 @@ def parts_of(windows: dict[int, np.ndarray], shape: tuple[int, ...], num_bytes: 
     return [slice(first, min(first + num_rows, height)) for first in range(0, height, num_rows)]
 
 
-def compute_part(windows: dict[int, np.ndarray], rows: slice, members: Fields) -> dict[int, np.ndarray]:
+def compute_part(windows: dict[int, np.ndarray], rows: slice, members: np.ndarray) -> dict[int, np.ndarray]:
     """Returns the index of each forecast of a year in some rows of the grid, float32, `(rows, W)`."""
     used = _used(windows)
     # Points first: the values of a point are adjacent and are sorted in cache.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe_paper.atmosphere.fields import describe_years, years_of
-from smoe_paper.atmosphere.store import DTYPE, Moments, Rows, is_finished, only_writer, write_metadata
+from smoe_paper.atmosphere.store import DTYPE, Moments, StoreWriter, write_store
 from smoe_paper.ens10.efi import climate_windows, compute_part, parts_of
 from smoe_paper.ens10.source import LEAD, DatedFields, EnsembleSource, open_efi, open_truth
 from smoe_paper.ens10.store import FORMAT, EnsembleStore, Plan
@@ -80,65 +79,56 @@ def prepare(
     truth = open_truth(truth_root or root, source.task, source.grid)
     efi_file = open_efi(root, source.task, source.grid)
     plan, notices = make_plan(source, truth, efi_file, wanted)
-    with only_writer(output, plan.shapes, plan.num_bytes) as size:
+    with write_store(output, FORMAT, plan, plan.shapes, progress.notify) as store:
         for notice in notices:
             progress.notify(notice)
-        if is_finished(output, FORMAT, plan):
-            progress.notify(f"{output} holds these forecasts already: nothing to do")
+        if store.is_finished:
             return EnsembleStore.open(output)
-        progress.notify(f"{len(plan.starts):,} forecasts, {plan.task}, {plan.num_members} members; {size}")
-        write_metadata(output, FORMAT, plan, None)
-        _write_forecasts(source, truth, plan, output, progress)
+        _write_forecasts(source, truth, plan, store, progress)
         valid = np.array(plan.starts, "datetime64[D]") + LEAD
-        check_skill(Rows(output / "statistics", 2 * source.task.target_index), Rows(output / "truth"), valid)
-        _write_normalisation(plan, valid, output, progress)
+        check_skill(store.array("statistics")[:, 2 * source.task.target_index], store.array("truth"), valid)
+        maps = _normalisation(plan, valid, store.array("statistics"), progress)
+        store.write("normalisation", 0, maps)
         if plan.efi is not None:
-            known = _compute_efi(plan, output, progress) if plan.efi == "computed" else _read_efi(efi_file, valid)
-            array = _create(output, plan, "efi", anew=True)
+            members = store.array("members")
+            known = _compute_efi(plan, members, progress) if plan.efi == "computed" else _read_efi(efi_file, valid)
             for row in range(len(plan.starts)):
-                array[row] = known.get(row, np.full(plan.shapes["efi"][1:], np.nan, DTYPE))
-        write_metadata(output, FORMAT, plan, {"notices": notices})
+                store.write("efi", row, known.get(row, np.full(plan.shapes["efi"][1:], np.nan, DTYPE)))
+        # Part of the checksum.
+        store.save(is_finished=True, statistics=np.nanmean(maps, axis=(2, 3), dtype=np.float64).tolist())
     return EnsembleStore.open(output)
 
 
-def _create(output: Path, plan: Plan, name: str, *, anew: bool = False) -> Rows:
-    if anew:
-        shutil.rmtree(output / name, ignore_errors=True)
-    middle = {"statistics": ("date", "channel"), "members": ("date", "member"), "normalisation": ("kind", "channel")}
-    return Rows.create(output / name, plan.shapes[name], (*middle.get(name, ("date",)), "lat", "lon"), by_row=True)
-
-
 def _write_forecasts(
-    source: EnsembleSource, truth: DatedFields, plan: Plan, output: Path, progress: ProgressBar
+    source: EnsembleSource, truth: DatedFields, plan: Plan, store: StoreWriter, progress: ProgressBar
 ) -> None:
-    arrays = {name: _create(output, plan, name) for name in ("statistics", "truth", "members")}
-    missing = {rows.start for array in arrays.values() for rows in array.missing()}
     # The plan excludes forecasts without truth.
-    row_of = {start: row for row, start in enumerate(plan.starts) if row in missing}
-    progress.begin(len(plan.starts), len(plan.starts) - len(row_of))
-    for start in source.order:
-        row = row_of.get(str(start))
-        if row is not None:
-            statistics, members = source.read(start)
-            fields = {"statistics": statistics, "truth": truth.read(start + LEAD), "members": members}
-            for name, array in arrays.items():
-                array[row] = fields[name]
-            progress.advance(f"reading {start}")
+    row_of = {start: row for row, start in enumerate(plan.starts)}
+    order = [start for start in source.order if str(start) in row_of]
+    num_done = store.results.get("num_forecasts", 0)
+    progress.begin(len(order), num_done)
+    for number, start in enumerate(order[num_done:], num_done + 1):
+        statistics, members = source.read(start)
+        fields = {"statistics": statistics, "truth": truth.read(start + LEAD), "members": members}
+        for name, field in fields.items():
+            store.write(name, row_of[str(start)], field)
+        store.save(num_forecasts=number)
+        progress.advance(f"reading {start}")
 
 
-def _write_normalisation(plan: Plan, valid: np.ndarray, output: Path, progress: ProgressBar) -> None:
+def _normalisation(plan: Plan, valid: np.ndarray, statistics: np.ndarray, progress: ProgressBar) -> np.ndarray:
+    """Mean and standard deviation of the training years at each point, `(2, C, H, W)`."""
     years = years_of(valid)
     first, last = plan.train_years
     rows, maps = np.flatnonzero((years >= first) & (years <= last)), np.empty(plan.shapes["normalisation"], DTYPE)
     progress.begin(maps.shape[1], 0)
     for channel in range(maps.shape[1]):
-        fields, moments = Rows(output / "statistics", channel), Moments()
+        moments = Moments()
         for place in range(0, len(rows), _FIELDS_PER_PIECE):
-            piece = [fields[row] for row in rows[place : place + _FIELDS_PER_PIECE]]
-            moments.add(np.stack(piece).astype(np.float64))
+            moments.add(statistics[rows[place : place + _FIELDS_PER_PIECE], channel].astype(np.float64))
         maps[0, channel], maps[1, channel] = moments.mean, moments.std
         progress.advance(f"normalisation {channel}")
-    _create(output, plan, "normalisation", anew=True)[slice(0, 2)] = maps
+    return maps
 
 
 def _read_efi(file: DatedFields | None, valid: np.ndarray) -> dict[int, np.ndarray]:
@@ -146,10 +136,9 @@ def _read_efi(file: DatedFields | None, valid: np.ndarray) -> dict[int, np.ndarr
     return {row: file.read(date) for row, date in enumerate(valid) if date in file.dates}
 
 
-def _compute_efi(plan: Plan, output: Path, progress: ProgressBar) -> dict[int, np.ndarray]:
+def _compute_efi(plan: Plan, members: np.ndarray, progress: ProgressBar) -> dict[int, np.ndarray]:
+    """The index of all ten members, also if the statistics have five: the release weighs both tasks by one index."""
     starts = np.array(plan.starts, "datetime64[D]")
-    # All ten members are used, also if the statistics have five: the release weighs both tasks by one index.
-    members = Rows(output / "members")
     found: dict[int, np.ndarray] = {}
     for year in range(plan.train_years[1] + 1, int(years_of(starts).max()) + 1):
         windows = climate_windows(starts, year)
@@ -163,7 +152,7 @@ def _compute_efi(plan: Plan, output: Path, progress: ProgressBar) -> dict[int, n
     return found
 
 
-def check_skill(mean: np.ndarray | Rows, truth: np.ndarray | Rows, dates: np.ndarray) -> None:
+def check_skill(mean: np.ndarray, truth: np.ndarray, dates: np.ndarray) -> None:
     """Refuses forecasts that are mostly nearer to the truth of the date before or after.
 
     This finds shuffled or shifted times in files whose dates look right.

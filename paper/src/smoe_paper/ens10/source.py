@@ -13,15 +13,8 @@ import numpy as np
 from smoe._integrity import check_grib_file
 from smoe.errors import DataError
 from smoe.gridded import damage_as_data_error, import_cfgrib, open_netcdf
-from smoe_paper.atmosphere.fields import (
-    Grid,
-    as_minutes,
-    check_global,
-    check_order,
-    find_variable,
-    read_times,
-)
-from smoe_paper.atmosphere.variables import Variable, check_plausible, check_units
+from smoe_paper.atmosphere.fields import Grid, check_global, check_order, find_field, on_level, real_dates
+from smoe_paper.atmosphere.variables import Variable, check_plausible
 from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, EnsembleTask, EnsembleVariable
 
 LEAD = np.timedelta64(LEAD_DAYS, "D")
@@ -48,33 +41,26 @@ def check_fields(
 
 
 class DatedFields:
-    """Fields `(T, H, W)` of a file, from north to south. The constructor checks the header, reading the values."""
+    """Fields of a file by date, from north to south. The constructor checks the header, `read` the values."""
 
-    def __init__(
-        self,
-        path: Path,
-        names: tuple[str, ...],
-        level: int | None,
-        physics: Variable,
-        grid: Grid,
-    ) -> None:
-        self._physics, self._level = physics, level
+    def __init__(self, path: Path, names: tuple[str, ...], level: int | None, physics: Variable, grid: Grid) -> None:
+        self._path, self._physics, self.grid = path, physics, grid
         with damage_as_data_error(path):
-            self._dataset = dataset = open_netcdf(path)
-        found = find_variable(dataset, path, names, grid, has_levels=level is not None, is_north_first=True)
-        found.check_level(level)
-        self._variable, self.grid, self.where = found, found.grid, f"{path}: {found.name}"
+            dataset = open_netcdf(path)
+        array, _ = find_field(dataset, path, names, physics, grid, north_first=True)
+        self.where = f"{path}: {array.name}"
+        self._array = on_level(array, level, str(path))
         # Days only: the programs that made the files assign a day's statistics to any hour of the day.
-        self._time, self.dates = read_times(dataset[found.name], self.where, "D")
-        check_units(physics, dataset[found.name].attrs.get("units"), self.where)
+        self.dates = real_dates(array.time.values, self.where).astype("datetime64[D]")
+        check_order(self.dates, self.where)
 
     def read(self, date: np.datetime64) -> np.ndarray:
         """Returns the field of a date, float32, `(H, W)`."""
         index = np.flatnonzero(self.dates == date)
         if not len(index):
             raise DataError(f"{self.where} lacks {date}; it has {self.dates[0]} to {self.dates[-1]}")
-        where = {self._time: slice(int(index[0]), int(index[0]) + 1)}
-        field = self._variable.read(self._dataset, self._time, where, self._level)
+        with damage_as_data_error(self._path, str(self._array.name)):
+            field = self._array.isel(time=index).values.astype(np.float32)
         check_fields(field, self._physics, np.array([date]), self.grid, self.where)
         return field[0]
 
@@ -175,7 +161,8 @@ class GribMembers:
         latitude, longitude = (np.asarray(first[f"distinct{axis}"], np.float64) for axis in ("Latitudes", "Longitudes"))
         self._shape = (rows, columns)
         self._first_column = int(np.argmin(np.mod(longitude + 1e-6, 360.0)))
-        self.grid = check_global(np.sort(latitude)[::-1], np.sort(np.mod(longitude, 360.0)), str(path))
+        rows, columns = np.sort(latitude)[::-1], np.sort(np.mod(longitude, 360.0))
+        self.grid = check_global(Grid(tuple(rows.tolist()), tuple(columns.tolist())), str(path))
 
     def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
         """Returns the members of a variable, `(10, H, W)`, from north to south."""
@@ -198,19 +185,16 @@ class NetcdfMembers:
         self._fields: dict[str, np.ndarray] = {}
         grid: Grid | None = None
         with damage_as_data_error(path), open_netcdf(path) as dataset:
-            starts, valid = (as_minutes(dataset[name].values, str(path)) for name in ("time", "valid_time"))
+            starts, valid = (real_dates(dataset[name].values, str(path)) for name in ("time", "valid_time"))
             if len(starts) != 1 or (valid - starts != LEAD).any():
                 raise DataError(f"{path} holds forecasts from {starts[0]} for {valid[0]}, expected one, for 48 h")
             self.starts = starts.astype("datetime64[D]")
             for variable in task.variables:
-                names = [variable.grib_name]
-                has_levels = task.level is not None
-                found = find_variable(dataset, path, names, grid, has_levels=has_levels, is_north_first=True)
-                grid, array = found.grid, dataset[found.name]
-                check_units(variable.physics, array.attrs.get("units"), f"{path}: {found.name}")
-                numbers = [int(number) for number in np.atleast_1d(array["number"].values)]
-                check_numbers(numbers, f"{path}: {found.name}")
-                self._fields[variable.name] = found.read(dataset, "number", {}, task.level)[np.argsort(numbers)]
+                names, physics = [variable.grib_name], variable.on_level(task.level)
+                array, grid = find_field(dataset, path, names, physics, grid, dims=("number",), north_first=True)
+                check_numbers(array.number.values.tolist(), f"{path}: {array.name}")
+                array = on_level(array, task.level, str(path)).sortby("number")
+                self._fields[variable.name] = array.values.astype(np.float32)
         assert grid is not None
         self.grid = grid
 
@@ -254,7 +238,7 @@ class EnsembleSource:
         if self._open[0] != file:
             self._open = (file, open_members(file, self.task))
         opened = self._open[1]
-        if opened.grid != self.grid or start not in opened.starts:
+        if not opened.grid.is_close(self.grid) or start not in opened.starts:
             raise DataError(f"{file.path} is on another grid than the first file, or lacks the forecast from {start}")
         statistics = np.empty((2 * len(self.task.variables), *self.grid.shape), np.float32)
         target = np.empty(0)

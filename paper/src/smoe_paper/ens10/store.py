@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from smoe.errors import DataError
 from smoe_paper.atmosphere.fields import Grid, describe_years, years_of
-from smoe_paper.atmosphere.store import DTYPE, Rows, checksum, open_metadata
+from smoe_paper.atmosphere.store import checksum, map_array, open_plan
 from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, TaskName
 from smoe_paper.experiments.samples import BatchedSamples
 
@@ -46,10 +44,6 @@ class Plan:
         shapes |= {"efi": (num_starts, *grid)} if self.efi is not None else {}
         return shapes | {"normalisation": (2, num_channels, *grid)}
 
-    @property
-    def num_bytes(self) -> int:
-        return DTYPE.itemsize * sum(map(prod, self.shapes.values()))
-
 
 class NormalisedInputs:
     """Rows `(C, H, W)` of statistics, normalised at each point when they are read, which takes a few milliseconds.
@@ -58,7 +52,7 @@ class NormalisedInputs:
     0: sea surface temperature over land.
     """
 
-    def __init__(self, statistics: np.ndarray | Rows, mean: np.ndarray, std: np.ndarray) -> None:
+    def __init__(self, statistics: np.ndarray, mean: np.ndarray, std: np.ndarray) -> None:
         self._statistics, self._mean, self._std = statistics, mean, std
         self.shape = statistics.shape
 
@@ -72,33 +66,29 @@ class EnsembleStore:
     Rows run from north to south, as in ENS-10 and unlike in a `WeatherStore`; columns from 0 eastwards.
     """
 
-    def __init__(self, path: Path, plan: Plan) -> None:
-        self.path, self.plan, task = path, plan, TASKS[plan.task]
+    def __init__(self, path: Path, plan: Plan, results: dict[str, Any]) -> None:
+        self.path, self.plan, self._results, task = path, plan, results, TASKS[plan.task]
         self.task: TaskName = plan.task
         self.num_members, self.channels = plan.num_members, task.channels
         self.grid = Grid(plan.latitude, plan.longitude)
         self.dates = np.array(plan.starts, "datetime64[D]")
         self.valid_dates = self.dates + np.timedelta64(LEAD_DAYS, "D")
         self.train_years = plan.train_years
-        self._arrays = {name: Rows(path / name).check(shape) for name, shape in plan.shapes.items()}
-        self.target_mean = Rows(path / "statistics", 2 * task.target_index)
-        self.target_std = Rows(path / "statistics", 2 * task.target_index + 1)
-        self.truth, self.efi = self._arrays["truth"], self._arrays.get("efi")
-        self.members = Rows(path / "members", slice(0, plan.num_members))
+        arrays = {name: map_array(path / f"{name}.npy", shape) for name, shape in plan.shapes.items()}
+        statistics = arrays["statistics"]
+        self.inputs = NormalisedInputs(statistics, *arrays["normalisation"])
+        self.target_mean, self.target_std = (statistics[:, 2 * task.target_index + place] for place in (0, 1))
+        self.truth, self.efi = arrays["truth"], arrays.get("efi")
+        self.members = arrays["members"][:, : plan.num_members]
 
     @classmethod
     def open(cls, path: str | Path) -> EnsembleStore:
-        """Opens a finished store after checking its metadata and the sizes of its arrays."""
-        return cls(Path(path), open_metadata(Path(path), FORMAT, Plan, "smoe data prepare ens10 --task TASK")[0])
-
-    @cached_property
-    def inputs(self) -> NormalisedInputs:
-        """Statistics, normalised when they are read, rows of `(C, H, W)`."""
-        return NormalisedInputs(self._arrays["statistics"], *np.asarray(self._arrays["normalisation"]))
+        """Opens a finished store after checking its plan and the sizes of its arrays."""
+        return cls(Path(path), *open_plan(Path(path), FORMAT, Plan, "smoe data prepare ens10 --task TASK"))
 
     @property
     def checksum(self) -> str:
-        return checksum(self.plan, None, self._arrays.values())
+        return checksum(self.plan, self._results)
 
     def years(self) -> list[int]:
         """Returns the years of the valid dates."""
@@ -109,13 +99,13 @@ class EnsembleStore:
         efi = {"file": "of the release", "computed": f"computed for the years after {last}", None: "none"}[plan.efi]
         return (
             f"{self.path}: {self.task}, {len(self.dates):,} forecasts, started {self.dates[0]} to {self.dates[-1]}; "
-            f"{len(self.channels)} channels, {rows} x {columns}; {plan.num_bytes / 1e9:.2f} GB\n"
+            f"{len(self.channels)} channels, {rows} x {columns}\n"
             f"mean and population standard deviation of {self.num_members} members, normalised by statistics of "
             f"the training years {first} to {last}; extreme forecast index: {efi}\n"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EnsembleStore, (self.path, self.plan)
+        return EnsembleStore, (self.path, self.plan, self._results)
 
 
 class EnsembleSamples(BatchedSamples):

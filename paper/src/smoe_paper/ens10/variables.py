@@ -27,8 +27,8 @@ class EnsembleVariable:
     is_sea_only: bool = False
 
     def on_level(self, level: int | None) -> Variable:
-        """Returns unit and bounds of means on a level in hPa."""
-        return replace(self.physics, plausible=plausible_bounds(self.physics, level))
+        """Unit and bounds of values on a level in hPa; None for a variable of the surface."""
+        return replace(self.physics, plausible=plausible_bounds(self.physics, level), has_levels=level is not None)
 
 
 def _own(short_name: str, units: str, low: float, high: float, varies: bool = True, *names: str) -> Variable:

@@ -19,8 +19,7 @@ class Preparation:
 
     Attributes:
         years: First and last year.
-        statistics_years: First and last year of the statistics, which should be the training years. The default is 1979
-            2015, or the years of --statistics-from.
+        statistics_years: First and last year of the statistics, which should be the training years.
         channels: Fields, such as z_500 t2m, in the order of the store.
         constants: Fields without a time dimension.
         step_hours: Hours between two times of the store; the default is the step of the data.
@@ -30,7 +29,7 @@ class Preparation:
     """
 
     years: tuple[int, int] = (1979, 2018)
-    statistics_years: tuple[int, int] | None = None
+    statistics_years: tuple[int, int] = (1979, 2015)
     channels: tuple[str, ...] = DEFAULT_INPUTS
     constants: tuple[str, ...] = DEFAULT_CONSTANTS
     step_hours: Literal[1, 3, 6] | None = None
@@ -46,13 +45,11 @@ class PrepareWeather(Preparation):
     Attributes:
         root: Folder of the data as downloaded.
         output: Folder of the store.
-        statistics_from: Another store whose mean and standard deviation are used, for pretraining data.
         resolution: Grid to read, if the data have several; 1.4deg is 1.40625deg.
     """
 
     root: Path
     output: Path
-    statistics_from: Path | None = None
     resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
 
 
@@ -70,13 +67,11 @@ def run_prepare(args: list[str]) -> int:
     from smoe.training.progress import ProgressBar
     from smoe_paper.weather.archive import Archive
     from smoe_paper.weather.prepare import prepare
-    from smoe_paper.weather.store import WeatherStore
 
-    statistics_from = None if options.statistics_from is None else WeatherStore.open(options.statistics_from)
     try:
         with ProgressBar(speed_seconds=600) as progress:
             archive = Archive(options.root, options.resolution)
-            store = prepare(archive, options.output, options, progress, statistics_from)
+            store = prepare(archive, options.output, options, progress)
     except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; run the same command again to resume\n")
         return stopped_code(stop)

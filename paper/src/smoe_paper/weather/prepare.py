@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xarray as xr
 
 from smoe.errors import DataError
+from smoe.gridded import damage_as_data_error
 from smoe_paper.atmosphere.fields import Grid, describe_years
-from smoe_paper.atmosphere.store import DTYPE, Moments, Rows, is_finished, only_writer, write_metadata
-from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
+from smoe_paper.atmosphere.store import DTYPE, Moments, write_store
+from smoe_paper.atmosphere.variables import VARIABLES, check_plausible, parse_channel
 from smoe_paper.weather.archive import LATE_START, Archive
 from smoe_paper.weather.store import (
-    ARRAYS,
     FORMAT,
     PRECIPITATION,
     PRECIPITATION_EPSILON,
@@ -29,161 +31,153 @@ if TYPE_CHECKING:
     from smoe.training.progress import ProgressBar
     from smoe_paper.weather.commands import Preparation
 
-DEFAULT_STATISTICS_YEARS = (1979, 2015)
-_STATISTICS_STEPS = 512
+_BLOCK_BYTES = 2**26
+_HOUR = np.timedelta64(1, "h")
 
 
-def prepare(
-    archive: Archive,
-    output: Path,
-    wanted: Preparation,
-    progress: ProgressBar,
-    statistics_from: WeatherStore | None = None,
-) -> WeatherStore:
+def prepare(archive: Archive, output: Path, wanted: Preparation, progress: ProgressBar) -> WeatherStore:
     """Writes a store, or resumes an unfinished one after its last complete block.
 
     The training years are read twice: once for the statistics, once to be written.
     """
-    plan = _make_plan(archive, wanted, statistics_from)
-    times, num_dropped = _choose_times(archive, plan, plan.years)
-    shape = (len(times), len(plan.channels), *archive.grid.shape)
-    with only_writer(output, ARRAYS, prod(shape) * DTYPE.itemsize) as size:
-        if is_finished(output, FORMAT, plan):
-            progress.notify(f"{output} holds these fields already: nothing to do")
-            return WeatherStore.open(output)
-        write_metadata(output, FORMAT, plan, None)
-        progress.notify(f"{len(times):,} steps of {len(plan.channels)} channels; {size}")
-        _write_constants(archive, plan, output)
-        if statistics_from is None:
-            mean, std = _compute_statistics(archive, plan, output, progress)
-        else:
-            indices = statistics_from.channel_indices(plan.channels)
-            mean, std = statistics_from.mean[indices], statistics_from.std[indices]
-        _write_times(times, output)
-        fields = Rows.create(output / "fields", shape, ("time", "channel", "lat", "lon"))
-        missing = fields.missing()
-        progress.begin(len(missing), 0)
-        for rows in missing:
-            block = np.empty((rows.stop - rows.start, *shape[1:]), DTYPE)
-            for index, channel in enumerate(plan.channels):
-                values = transform(channel, _read(archive, channel, times[rows], plan.on_nan))
-                # Values still missing become the mean, which is 0 in normalised units.
-                block[:, index] = np.nan_to_num((values - mean[index]) / std[index], nan=0.0)
-            fields[rows] = block
-            progress.advance(f"writing {times[rows.start]}")
-        results = {"mean": list(map(float, mean)), "std": list(map(float, std)), "num_dropped": num_dropped}
-        write_metadata(output, FORMAT, plan, results)
-    return WeatherStore.open(output)
-
-
-def _make_plan(archive: Archive, wanted: Preparation, statistics_from: WeatherStore | None) -> Plan:
-    step_hours = archive.step_hours if wanted.step_hours is None else wanted.step_hours
-    if step_hours % archive.step_hours or 24 % step_hours:
-        raise DataError(
-            f"--step-hours {step_hours} must divide 24 and be a multiple of the {archive.step_hours} hours between the "
-            "steps of the data"
-        )
-    for option, names, known in (
-        ("channels", wanted.channels, archive.channels),
-        ("constants", wanted.constants, archive.constants),
-    ):
-        missing = [name for name in names if name not in known]
-        if missing or len(set(names)) < len(names) or (option == "channels" and not names):
-            raise DataError(
-                f"--{option} must name some of {', '.join(known)}, each once; "
-                f"got {', '.join(missing or names) or 'none'}: add the files, or choose others"
-            )
-    statistics_years = wanted.statistics_years or DEFAULT_STATISTICS_YEARS
-    if statistics_from is not None:
-        statistics_years = statistics_from.statistics_years
-        statistics_from.channel_indices(wanted.channels)
-    years = set(_year_range("--years", wanted.years))
-    if statistics_from is None:
-        years |= set(_year_range("--statistics-years", statistics_years))
-    missing_years = sorted(years - set(archive.years))
-    if missing_years:
-        raise DataError(
-            f"the data lack {describe_years(missing_years)}, which --years or --statistics-years ask for; there are "
-            f"{describe_years(archive.years)}"
-        )
-    for year in sorted(years):
-        archive.check(wanted.channels, year)
-    return Plan(
+    steps_of = _choose_times(archive, wanted)
+    times = np.concatenate([steps_of[year] for year in _years("--years", wanted.years)])
+    step_hours = wanted.step_hours or int(np.diff(times)[0] / _HOUR)
+    plan = Plan(
         wanted.channels,
         wanted.constants,
         archive.grid.latitude,
         archive.grid.longitude,
         step_hours,
         wanted.years,
-        statistics_years,
-        None if statistics_from is None else statistics_from.checksum,
+        wanted.statistics_years,
         wanted.on_nan,
     )
+    with write_store(output, FORMAT, plan, plan.shapes(len(times)), progress.notify) as store:
+        if store.is_finished:
+            return WeatherStore.open(output)
+        if "std" not in store.results:
+            if plan.constants:
+                store.write("constants", 0, np.stack([archive.read_constant(name) for name in plan.constants]))
+            np.save(output / "time.npy", times)
+            mean, std = _compute_statistics(archive, wanted, steps_of, progress)
+            store.save(mean=mean, std=std)
+        mean, std = (np.array(store.results[name])[:, None, None, None] for name in ("mean", "std"))
+        open_year = functools.lru_cache(maxsize=1)(functools.partial(archive.open, channels=wanted.channels))
+        blocks = list(_blocks(archive.grid, wanted, steps_of, wanted.years))
+        num_done, first = store.results.get("num_blocks", 0), 0
+        progress.begin(len(blocks), num_done)
+        for number, (year, block) in enumerate(blocks):
+            if number >= num_done:
+                fields = open_year(year)
+                values = np.stack(
+                    [transform(name, _read(fields, name, block, wanted.on_nan)) for name in plan.channels]
+                )
+                # Values still missing become the mean, which is 0 in normalised units.
+                store.write("fields", first, np.nan_to_num((values - mean) / std, nan=0.0).swapaxes(0, 1))
+                store.save(num_blocks=number + 1)
+                progress.advance(f"writing {block[0]}")
+            first += len(block)
+        store.save(is_finished=True)
+    return WeatherStore.open(output)
 
 
-def _year_range(option: str, years: tuple[int, int]) -> range:
+def _years(option: str, years: tuple[int, int]) -> range:
     if years[0] > years[1]:
         raise DataError(f"{option} goes from the first to the last year, got {years[0]} {years[1]}")
     return range(years[0], years[1] + 1)
 
 
-def _choose_times(archive: Archive, plan: Plan, years: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Returns the steps at the hours 0, step, 2 * step, ... at which every channel is known, and those left out."""
-    times = np.concatenate([archive.times(year) for year in range(years[0], years[1] + 1)])
-    num_dropped = 0
-    if years[0] - 1 not in archive.years:
-        beginning = times[times <= times[0] + LATE_START]
-        for channel in plan.channels:
-            if VARIABLES[parse_channel(channel).variable].is_accumulated:
-                is_known = ~np.isnan(archive.read(channel, beginning)).all(axis=(1, 2))
-                num_dropped = max(num_dropped, int(np.argmax(is_known)) if is_known.any() else 0)
-    kept = times[num_dropped:]
-    kept = kept[kept.astype(np.int64) % plan.step_hours == 0]
-    if not len(kept):
-        raise DataError(f"the years {years[0]} to {years[1]} have no step at a multiple of {plan.step_hours} hours")
-    return kept, num_dropped
+def _choose_times(archive: Archive, wanted: Preparation) -> dict[int, np.ndarray]:
+    """Checks the options; returns the steps of each year at which every channel is known."""
+    for option, names in (("channels", wanted.channels), ("constants", wanted.constants)):
+        if len(set(names)) < len(names) or not wanted.channels:
+            raise DataError(f"--{option} must name at least one field, and each once, got {', '.join(names) or 'none'}")
+    missing = [name for name in wanted.constants if name not in archive.constants]
+    if missing:
+        raise DataError(f"--constants: {archive.path} has no {missing[0]}; it has {', '.join(archive.constants)}")
+    years = sorted({*_years("--years", wanted.years), *_years("--statistics-years", wanted.statistics_years)})
+    lacking = [year for year in years if year not in archive.years]
+    if lacking:
+        raise DataError(
+            f"the data lack {describe_years(lacking)}, which --years or --statistics-years ask for; there are "
+            f"{describe_years(archive.years)}"
+        )
+    steps_of: dict[int, np.ndarray] = {}
+    for year in years:
+        fields = archive.open(year, wanted.channels)
+        times = fields.time.values.astype("datetime64[h]")
+        steps = np.unique(np.diff(times)) / _HOUR
+        every = wanted.step_hours or int(steps[0])
+        if len(steps) != 1 or 24 % steps[0] or every % steps[0]:
+            raise DataError(
+                f"the times of {year} in {archive.path} are {', '.join(f'{each:g}' for each in steps)} h apart, "
+                f"expected a part of a day, of which --step-hours {wanted.step_hours} must be a multiple"
+            )
+        num_dropped = 0
+        if year - 1 not in archive.years:
+            beginning = times[times <= times[0] + LATE_START]
+            for channel in wanted.channels:
+                if VARIABLES[parse_channel(channel).variable].is_accumulated:
+                    is_known = (
+                        fields[channel].sel(time=beginning.astype("datetime64[ns]")).notnull().any(("lat", "lon"))
+                    )
+                    num_dropped = max(num_dropped, int(np.argmax(is_known.values)))
+        steps_of[year] = times[num_dropped:][times[num_dropped:].astype(np.int64) % every == 0]
+        if not len(steps_of[year]):
+            raise DataError(f"the year {year} in {archive.path} has no step at a multiple of {every} hours")
+    return steps_of
 
 
-def _read(archive: Archive, channel: str, times: np.ndarray, on_nan: NaNPolicy) -> np.ndarray:
-    """Returns fields `(T, H, W)` with NaNs replaced; with the policy `mean` they stay, because it is not known here."""
-    values = archive.read(channel, times)
-    is_wrong = np.isinf(values)
-    if channel == PRECIPITATION:
-        is_wrong |= values <= -PRECIPITATION_EPSILON
-    if is_wrong.any():
-        raise DataError(f"{channel} is {values[is_wrong][0]:g} at {_place(is_wrong, times, archive.grid)}: repair it")
+def _blocks(
+    grid: Grid, wanted: Preparation, steps_of: dict[int, np.ndarray], years: tuple[int, int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    size = max(1, _BLOCK_BYTES // (DTYPE.itemsize * len(wanted.channels) * prod(grid.shape)))
+    for year in range(years[0], years[1] + 1):
+        for first in range(0, len(steps_of[year]), size):
+            yield year, steps_of[year][first : first + size]
+
+
+def _read(fields: xr.Dataset, channel: str, times: np.ndarray, on_nan: NaNPolicy) -> np.ndarray:
+    """Fields `(T, H, W)` with NaNs replaced; with the policy `mean` they stay, because it is not known here."""
+    path, parsed = Path(fields.attrs["path"]), parse_channel(channel)
+    # A slice reads one block of the file; an index array would read step by step.
+    first, last = np.searchsorted(fields.time.values, times[[0, -1]])
+    array = fields[channel].isel(time=slice(first, last + 1, max(1, (last - first) // max(1, len(times) - 1))))
+    with damage_as_data_error(path, f"{channel} from {times[0]} to {times[-1]}"):
+        values = array.values
+    check_plausible(values, VARIABLES[parsed.variable], parsed.level, times, f"{path}: {channel}")
+    if channel == PRECIPITATION and (is_wrong := values <= -PRECIPITATION_EPSILON).any():
+        raise DataError(f"{channel} is {values[is_wrong][0]:g} at {_place(is_wrong, array)}: repair it")
     is_missing = np.isnan(values)
     if not is_missing.any() or on_nan == "mean":
         return values
     if on_nan == "zero" or (on_nan == "zero-tisr" and channel == "tisr"):
         return np.nan_to_num(values, nan=0.0)
     raise DataError(
-        f"{channel} holds {int(is_missing.sum()):,} NaN, first at {_place(is_missing, times, archive.grid)}: repair "
-        "the file, leave the channel out of --channels, or choose what replaces them with --on-nan"
+        f"{channel} holds {int(is_missing.sum()):,} NaN, first at {_place(is_missing, array)}: repair the file, leave "
+        "the channel out of --channels, or choose what replaces them with --on-nan"
     )
 
 
-def _place(is_there: np.ndarray, times: np.ndarray, grid: Grid) -> str:
-    step, row, column = np.unravel_index(int(is_there.argmax()), is_there.shape)
-    return f"{times[step]} h, latitude {grid.latitude[row]:g}, longitude {grid.longitude[column]:g}"
+def _place(is_there: np.ndarray, array: xr.DataArray) -> str:
+    found = array[np.unravel_index(int(is_there.argmax()), is_there.shape)]
+    time = found.time.values.astype("datetime64[h]")
+    return f"{time} h, latitude {float(found.lat):g}, longitude {float(found.lon):g}"
 
 
 def _compute_statistics(
-    archive: Archive, plan: Plan, output: Path, progress: ProgressBar
-) -> tuple[np.ndarray, np.ndarray]:
-    kept = output / ".statistics.npy"
-    if kept.exists():
-        mean, std = np.load(kept)
-        return mean, std
-    times, _ = _choose_times(archive, plan, plan.statistics_years)
-    moments = [Moments() for _ in plan.channels]
-    blocks = list(_blocks(times))
+    archive: Archive, wanted: Preparation, steps_of: dict[int, np.ndarray], progress: ProgressBar
+) -> tuple[list[float], list[float]]:
+    moments = {channel: Moments() for channel in wanted.channels}
+    blocks = list(_blocks(archive.grid, wanted, steps_of, wanted.statistics_years))
+    open_year = functools.lru_cache(maxsize=1)(functools.partial(archive.open, channels=wanted.channels))
     progress.begin(len(blocks), 0)
-    for block in blocks:
-        for moment, channel in zip(moments, plan.channels, strict=True):
-            moment.add(transform(channel, _read(archive, channel, block, plan.on_nan)).ravel())
+    for year, block in blocks:
+        for channel, moment in moments.items():
+            moment.add(transform(channel, _read(open_year(year), channel, block, wanted.on_nan)).ravel())
         progress.advance(f"statistics {block[0]}")
-    for moment, channel in zip(moments, plan.channels, strict=True):
+    for channel, moment in moments.items():
         # Rounding alone gives a constant a deviation of about 1e-16 of its size.
         if not moment.std > 1e-9 * abs(moment.mean):
             raise DataError(
@@ -191,31 +185,5 @@ def _compute_statistics(
                 "leave it out of --channels, or choose other --statistics-years"
             )
     # The mean of precipitation is 0, so that no rain stays 0.
-    mean = np.array([0.0 if name == PRECIPITATION else m.mean for name, m in zip(plan.channels, moments, strict=True)])
-    std = np.array([moment.std for moment in moments])
-    # A name that is no number's: a stop while it is written leaves nothing that would be read.
-    np.save(output / ".statistics.partial.npy", np.stack([mean, std]))
-    (output / ".statistics.partial.npy").replace(kept)
-    return mean, std
-
-
-def _blocks(times: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(times), _STATISTICS_STEPS):
-        yield times[first : first + _STATISTICS_STEPS]
-
-
-def _write_constants(archive: Archive, plan: Plan, output: Path) -> None:
-    # An array has at least one row.
-    shape = (max(1, len(plan.constants)), *archive.grid.shape)
-    constants = np.zeros(shape, DTYPE)
-    for index, name in enumerate(plan.constants):
-        constants[index] = archive.read_constant(name)
-    Rows.create(output / "constants", shape, ("constant", "lat", "lon"))[slice(0, shape[0])] = constants
-
-
-def _write_times(times: np.ndarray, output: Path) -> None:
-    import zarr
-
-    hours = times.astype("datetime64[h]").astype(np.int64)
-    array = zarr.create_array(output / "time", data=hours, dimension_names=("time",), overwrite=True)
-    array.attrs["units"] = "hours since 1970-01-01"
+    means = [0.0 if channel == PRECIPITATION else float(moment.mean) for channel, moment in moments.items()]
+    return means, [float(moment.std) for moment in moments.values()]

@@ -13,13 +13,12 @@ import numpy as np
 
 from smoe.errors import DataError, suggest
 from smoe_paper.atmosphere.fields import Grid, describe_years, years_of
-from smoe_paper.atmosphere.store import Rows, checksum, open_metadata
+from smoe_paper.atmosphere.store import checksum, map_array, open_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = "smoe weather store"
-ARRAYS = ("fields", "constants", "time")
 PRECIPITATION = "tp"
 PRECIPITATION_EPSILON = 0.001
 """In metres: rain well below it counts as nearly none, and well above it by its logarithm."""
@@ -48,7 +47,7 @@ def undo_transform(channel: str, values: Values) -> Values:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a store is to hold; `statistics_from` is the checksum of another store whose statistics are used."""
+    """What a store is to hold."""
 
     channels: tuple[str, ...]
     constants: tuple[str, ...]
@@ -57,38 +56,34 @@ class Plan:
     step_hours: int
     years: tuple[int, int]
     statistics_years: tuple[int, int]
-    statistics_from: str | None
     on_nan: NaNPolicy
+
+    def shapes(self, num_times: int) -> dict[str, tuple[int, ...]]:
+        grid = (len(self.latitude), len(self.longitude))
+        return {"fields": (num_times, len(self.channels), *grid), "constants": (len(self.constants), *grid)}
 
 
 class WeatherStore:
     """A store written by `smoe data prepare weather`."""
 
     def __init__(self, path: Path, plan: Plan, results: dict[str, Any]) -> None:
-        import zarr
-
         self.path, self.plan, self._results = path, plan, results
         self.channels, self.constant_names = plan.channels, plan.constants
-        self.grid = Grid(plan.latitude, plan.longitude)
-        self.step_hours, self.statistics_years = plan.step_hours, plan.statistics_years
+        self.grid, self.step_hours = Grid(plan.latitude, plan.longitude), plan.step_hours
         self.mean, self.std = np.array(results["mean"]), np.array(results["std"])
         try:
-            hours = np.asarray(zarr.open_array(path / "time", mode="r")[:])
+            self.times = np.load(path / "time.npy", allow_pickle=False)
         except Exception as error:
-            raise DataError(f"{path / 'time'} is missing or damaged ({error}): prepare the store again") from error
-        self.times = hours.astype("datetime64[h]")
-        self.fields = Rows(path / "fields").check((len(self.times), len(self.channels), *self.grid.shape))
-        self._constant_rows = Rows(path / "constants").check((max(1, len(self.constant_names)), *self.grid.shape))
+            raise DataError(f"{path / 'time.npy'} is missing or damaged ({error}): prepare the store again") from error
+        shapes = plan.shapes(len(self.times))
+        self.fields = map_array(path / "fields.npy", shapes["fields"])
+        self.raw_constants = map_array(path / "constants.npy", shapes["constants"])
+        """Constants in physical units, float32, `(K, H, W)`."""
 
     @classmethod
     def open(cls, path: str | Path) -> WeatherStore:
-        """Opens a finished store after checking its metadata and the sizes of its arrays."""
-        return cls(Path(path), *open_metadata(Path(path), FORMAT, Plan, "smoe data prepare weather"))
-
-    @cached_property
-    def raw_constants(self) -> np.ndarray:
-        """Constants in physical units, float32, `(K, H, W)`."""
-        return np.asarray(self._constant_rows)[: len(self.constant_names)]
+        """Opens a finished store after checking its plan and the sizes of its arrays."""
+        return cls(Path(path), *open_plan(Path(path), FORMAT, Plan, "smoe data prepare weather"))
 
     @cached_property
     def constants(self) -> np.ndarray:
@@ -98,7 +93,7 @@ class WeatherStore:
 
     @property
     def checksum(self) -> str:
-        return checksum(self.plan, self._results, [self.fields, self._constant_rows])
+        return checksum(self.plan, self._results)
 
     def raw_constant(self, name: str) -> np.ndarray:
         """Returns one constant in physical units, `(H, W)`: `lsm` is the share of land, in [0, 1]."""
@@ -121,13 +116,11 @@ class WeatherStore:
 
     def describe(self) -> str:
         rows, columns = self.grid.shape
-        first, last = self.statistics_years
-        dropped = self._results["num_dropped"]
+        first, last = self.plan.statistics_years
         return (
             f"{self.path}: {len(self.times):,} times in {describe_years(self.years())}, from {self.times[0]} h to "
             f"{self.times[-1]} h, every {self.step_hours} h; {len(self.channels)} channels, {rows} x {columns}\n"
-            f"mean and deviation are of {first} to {last}{' of another store' if self.plan.statistics_from else ''}\n"
-            + (f"{dropped} steps are left out at the start: sums over past hours are not known\n" if dropped else "")
+            f"mean and deviation are of {first} to {last}\n"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
