@@ -238,11 +238,11 @@ def test_both_networks_are_compared_and_nothing_else_changes() -> None:
 
 @pytest.mark.parametrize("train_only", [False, True])
 def test_a_layer_that_computes_something_else_is_named(monkeypatch: pytest.MonkeyPatch, train_only: bool) -> None:
-    copied = smoe.nn.convert.__globals__["_copy_filters"]
+    fill = smoe.nn.convert.__globals__["fill_families"]
 
-    def copy_wrongly(new: smoe.SpatialMoE2d, old: nn.Module, change: Change) -> None:
-        copied(new, old, change)
-        if change.name == "down":
+    def fill_wrongly(new: smoe.SpatialMoE2d, filters: torch.Tensor, bias: torch.Tensor | None) -> None:
+        fill(new, filters, bias)
+        if new.stride == (2, 2):
             with torch.no_grad():
                 if train_only:  # experts that no pixel selects, but for the noise
                     new.gate.get_buffer("keys")[1::2] = 0.0
@@ -251,7 +251,7 @@ def test_a_layer_that_computes_something_else_is_named(monkeypatch: pytest.Monke
                 else:
                     new.weight.mul_(1.01)
 
-    monkeypatch.setitem(smoe.nn.convert.__globals__, "_copy_filters", copy_wrongly)
+    monkeypatch.setitem(smoe.nn.convert.__globals__, "fill_families", fill_wrongly)
     torch.manual_seed(0)
     with pytest.raises(ValueError, match="down, as a SpatialMoE2d, computes something else than the Conv2d: outputs"):
         smoe.convert(Net(), example_input=X, rule="straight_through(warm_up=0)")

@@ -29,7 +29,7 @@ from smoe.nn._conversion_plan import (
 from smoe.nn._filter_bank import FilterBank, default_order, resolve_default_rule
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
-from smoe.nn._grid_layers import GridMoE
+from smoe.nn._grid_layers import GridMoE, fill_families
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.options import BiasOwner, Order
 from smoe.rules import Damping, Rule, StraightThrough
@@ -158,7 +158,7 @@ def convert(
         layer_options = {"bias": bias, "local_affine": local_affine, "rule": rule, "damping": damping}
         new = make_layer(old, change.num_experts, change.num_selected, gate, layer_options)
         if start == "filters":
-            _copy_filters(new, old, change)
+            fill_families(new, *filters_of(old))
         if is_weight_normed(old):
             parametrizations.weight_norm(new, "weight")
         converted = _replace(converted, old, new.train(old.training))
@@ -222,17 +222,6 @@ def _of_candidates(weight: torch.Tensor, layer: GridMoE) -> torch.Tensor:
     if weight.ndim == 2:
         weight = weight[:, :, None]
     return weight.repeat_interleave(layer.gate.num_experts // layer.gate.num_selected, dim=0)
-
-
-def _copy_filters(new: FilterBank, old: nn.Module, change: Change) -> None:
-    weight, bias = filters_of(old)
-    with torch.no_grad():
-        families = torch.tensor_split(torch.arange(change.num_experts), change.num_selected)
-        for number, share in enumerate(families):
-            new.weight[share] = weight[number]
-            if new.bias is not None:
-                assert bias is not None
-                new.bias[share if new._bias_owner == "expert" else number] = bias[number]
 
 
 def _without_groups(plan: ConversionPlan, model: nn.Module) -> ConversionPlan:

@@ -21,6 +21,7 @@ from smoe.nn._routed_layer import (
 )
 from smoe.ops._any_conv import ConvOptions, any_conv, conv_sizes, routed_any_conv
 from smoe.ops._conv_kernels import convolve
+from smoe.ops._families import family_sizes
 from smoe.ops._inference import is_unobserved, make_inference_call
 from smoe.ops._routed_conv import grid_conv2d, routed_conv
 from smoe.options import PADDING_MODES, PaddingMode
@@ -101,6 +102,16 @@ def conv_arguments(conv: _ConvNd | GridConv2d) -> dict[str, Any]:
     if isinstance(conv, _ConvTransposeNd):
         arguments |= {"transposed": True, "output_padding": conv.output_padding}
     return arguments
+
+
+@torch.no_grad()
+def fill_families(layer: FilterBank, filters: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Gives the candidates of each output channel its filter, of filters `(O, ...)`, and its bias."""
+    sizes = torch.tensor(family_sizes(layer.gate.num_experts, layer.gate.num_selected))
+    family = torch.arange(len(sizes)).repeat_interleave(sizes).to(filters.device)
+    layer.weight.copy_(filters[family])
+    if layer.bias is not None and bias is not None:
+        layer.bias.copy_(bias[family] if layer._bias_owner == "expert" else bias)
 
 
 class GridMoE(FilterBank):
@@ -249,12 +260,10 @@ class GridMoE(FilterBank):
             **conv_arguments(conv),
             **options,
         )
-        with torch.no_grad():
-            layer.weight.copy_(filters.repeat_interleave(num_candidates, dim=0))
-            layer.weight.requires_grad_(conv.weight.requires_grad)
-            if layer.bias is not None and conv.bias is not None:
-                layer.bias.copy_(conv.bias.repeat_interleave(num_candidates))
-                layer.bias.requires_grad_(conv.bias.requires_grad)
+        fill_families(layer, filters, conv.bias)
+        layer.weight.requires_grad_(conv.weight.requires_grad)
+        if layer.bias is not None and conv.bias is not None:
+            layer.bias.requires_grad_(conv.bias.requires_grad)
         return layer.train(conv.training)
 
     def _init_grid(

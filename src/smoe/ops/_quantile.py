@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 
-import numpy as np
 import torch
 
 from smoe.ops._operators import library_for, num_threads, register_operator
@@ -36,31 +35,11 @@ def _dense(errors: torch.Tensor, quantile: float) -> torch.Tensor:
     position = quantile * (rows.shape[1] - 1)
     rank = math.floor(position)
     fraction = position - rank
-    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = _partition_rows(rows, rank)
-    else:
-        ranked = rows.sort(dim=1).values
-        low, high = ranked[:, rank], ranked[:, min(rank + 1, rows.shape[1] - 1)]
+    ranked = rows.sort(dim=1).values
+    low, high = ranked[:, rank], ranked[:, min(rank + 1, rows.shape[1] - 1)]
     # Equal neighbours need no interpolation, and the difference of infinite ones is NaN.
     value = torch.where(low == high, low, low + fraction * (high - low)) if fraction > 0 else low
     return value.masked_fill(rows.isnan().any(dim=1), torch.nan)
-
-
-def _partition_rows(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values of rank `rank` and the next one of each row, counted from 0."""
-    values = rows.numpy()
-    # A layer that has learned most pixels leaves most errors exactly zero, and on so many equal values the selection
-    # below takes ten times as long. Where they reach beyond the rank, counting them is enough. (NaN equals nothing.)
-    low = values.min(axis=1)
-    high = low.copy()
-    is_open = np.count_nonzero(values == low[:, None], axis=1) <= rank + 1
-    if is_open.any():
-        # numpy's introselect is six times faster than torch.kthvalue on a CPU. NaN ranks last, so the minimum to the
-        # right of the pivot is NaN exactly if the row holds one there.
-        partitioned = np.partition(values[is_open], rank, axis=1)
-        low[is_open] = partitioned[:, rank]
-        high[is_open] = partitioned[:, rank + 1 :].min(axis=1) if rank + 1 < rows.shape[1] else low[is_open]
-    return torch.from_numpy(low), torch.from_numpy(high)
 
 
 def _native(errors: torch.Tensor, quantile: float) -> torch.Tensor:
