@@ -121,13 +121,6 @@ def test_memory_without_values_holds_a_choice_that_kernels_can_read() -> None:
             assert torch.equal(moved(input), frozen(input))
 
 
-def test_shared_gates_stay_shared() -> None:
-    gate = smoe.TensorGate(4, 2, GRID)
-    net = nn.Sequential(*(smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate) for _ in range(2)))
-    frozen = smoe.freeze(net)
-    assert frozen[0].gate is frozen[1].gate
-
-
 @pytest.mark.parametrize("options", [{"weighted": True, "rule": "end_to_end"}, {"damping": 0.1, "rule": "rc"}])
 def test_gates_whose_scores_are_needed_stay_but_do_not_learn(options) -> None:
     layer = smoe.SpatialMoE2d.from_experts(3, 4, 2, spatial_shape=GRID, **options)
@@ -210,6 +203,8 @@ def test_a_gate_that_one_layer_needs_scores_of_is_decided_for_the_others() -> No
     ).eval()
     frozen, input = smoe.freeze(net), torch.randn(2, 3, *GRID)
     assert [type(layer.gate) for layer in frozen] == [smoe.TensorGate, smoe.DecidedGate]
+    twice = smoe.freeze(nn.Sequential(net[1], smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule="rc")))
+    assert twice[0].gate is twice[1].gate
     assert torch.equal(frozen(input), net(input))
 
 

@@ -177,19 +177,6 @@ def test_predictions_come_in_order_with_their_targets() -> None:
     assert torch.cat([target for _, target in batches]).flatten().tolist() == [0, 10, 20, 30, 40, 50, 60]
 
 
-def test_each_sample_is_predicted_by_one_process() -> None:
-    shares = [
-        [
-            float(value)
-            for _, target in predict(double(), PAIRS, 2, process=process, num_processes=3)
-            for value in target
-        ]
-        for process in range(3)
-    ]
-    assert sorted(value for share in shares for value in share) == [0, 10, 20, 30, 40, 50, 60]
-    assert len(shares) == 3 and all(shares)
-
-
 def test_the_model_evaluates_without_gradients_and_the_caller_keeps_its_mode() -> None:
     model = nn.Sequential(double(), nn.Dropout(0.9)).train()
     for prediction, _ in predict(model, PAIRS, 4):

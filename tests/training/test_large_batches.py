@@ -73,21 +73,6 @@ def fit(path: Path, task: Task, plan: TrainingPlan) -> tuple[list[dict], dict[st
     return without_times(run.read_history()), load_checkpoint(run.last_checkpoint)["model"]
 
 
-def test_gradients_of_parts_add_up_gates_among_them() -> None:
-    """RC and damping look at one sample at a time, so a batch in parts trains the gate as the whole batch does."""
-    whole, parts = make_task(), make_task()
-    input, target = Fields(8).__getitems__(list(range(8)))
-    F.mse_loss(whole.model(input), target).backward()
-    for rows in range(0, 8, 2):
-        part = slice(rows, rows + 2)
-        loss = smoe.nn.track_loss_scale(F.mse_loss(parts.model(input[part]), target[part]), parts.model)
-        (loss / 4).backward()
-    for (name, ours), theirs in zip(parts.model.named_parameters(), whole.model.parameters(), strict=True):
-        assert ours.grad is not None and theirs.grad is not None
-        assert theirs.grad.abs().max() > 0
-        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
-
-
 def test_a_run_in_parts_is_the_run_of_whole_batches(tmp_path: Path) -> None:
     whole, weights = fit(tmp_path / "whole", make_task(), PLAN)
     parts, weights_of_parts = fit(tmp_path / "parts", make_task(), replace(PLAN, part_size=2))

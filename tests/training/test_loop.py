@@ -178,16 +178,6 @@ def test_a_diverged_loss_ends_the_run_and_keeps_the_checkpoints(tmp_path: Path) 
     assert all(value.isfinite().all() for value in load_checkpoint(run.last_checkpoint)["model"].values())
 
 
-def test_batches_count_by_their_size(tmp_path: Path) -> None:
-    task = make_task()
-    values = Loop(task, PLAN, RunDirectory(tmp_path)).evaluate("validation")
-    # 7 samples in batches of 5 and 2: the mean over all pixels, not the mean of two batch means.
-    input, target = task.splits["validation"].__getitems__(list(range(7)))  # type: ignore[attr-defined]
-    with torch.no_grad():
-        expected = nn.functional.mse_loss(task.model.eval()(input), target)
-    assert values["validation/mse"] == pytest.approx(float(expected), rel=1e-6)
-
-
 def test_bf16_trains(tmp_path: Path) -> None:
     last = Loop(make_task(), replace(PLAN, precision="bf16", max_epochs=1), RunDirectory(tmp_path)).fit()
     assert last["test/mse"] > 0
