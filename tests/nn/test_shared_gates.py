@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from smoe.nn import NoisyGate
 
 def one_gate() -> nn.Sequential:
     gate = TensorGate(4, 2, (5, 5))
-    options = ({"gate": gate}, {"gate": gate}, {"spatial_shape": (5, 5), "order": "score"})
+    options: tuple[dict[str, Any], ...] = ({"gate": gate}, {"gate": gate}, {"spatial_shape": (5, 5), "order": "score"})
     channels = (1, 2, 2)
     layers = (SpatialMoE2d.from_experts(n, 4, 2, rule="rc", **each) for n, each in zip(channels, options, strict=True))
     return nn.Sequential(*layers)
