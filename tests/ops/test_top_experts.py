@@ -97,27 +97,6 @@ def test_nothing_to_rank(order):
     assert top_experts(torch.zeros(0, 3, 4), 2, order).shape == (0, 2, 4)
 
 
-@pytest.mark.parametrize(("num_experts", "num_selected"), [(31, 8), (32, 8), (33, 32), (64, 1), (100, 37), (512, 128)])
-@pytest.mark.parametrize("kind", ["random", "ties", "some ties", "zeros of both signs", "wide", "close"])
-def test_banks_large_enough_to_draw_the_best_together(num_experts, num_selected, kind):
-    generator = torch.Generator().manual_seed(num_experts)
-    # 55 pixels do not fill the last block of any width.
-    scores = torch.randn(1, num_experts, 55, generator=generator)
-    if kind == "ties":
-        scores = (2 * scores).round()
-    elif kind == "some ties":
-        # In some pixels only, so that blocks of pixels hold both.
-        scores[:, :, ::3] = (2 * scores[:, :, ::3]).round()
-    elif kind == "zeros of both signs":
-        scores = torch.where(scores > 0.5, scores, 0.0 * scores)
-    elif kind == "wide":
-        scores = scores.sign() * torch.exp(40 * scores.abs()).clamp(max=3e38)
-    elif kind == "close":
-        scores = 1.0 + 2.0**-23 * torch.randint(0, 2 * num_experts, scores.shape, generator=generator)
-    expected = scores.sort(dim=1, descending=True, stable=True).indices[:, :num_selected]
-    assert torch.equal(top_experts(scores, num_selected).long(), expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["top_experts", "family_experts"])
 def test_operators_are_well_defined_for_compilers(name, dtype):

@@ -12,7 +12,7 @@ import pytest
 
 from chromium import Browser, find_chromium
 from gridded_files import regional
-from sample_reports import GRID, class_sample, place_samples, random_gate, sample_report
+from sample_reports import GRID, place_samples, random_gate, sample_report
 from smoe import GridRegressor
 from smoe.reports.page import write_page
 from smoe.reports.parts import ErrorMap
@@ -261,18 +261,6 @@ def test_a_globe_is_seen_from_all_sides(browser: Browser, tmp_path: Path) -> Non
         assert left in point_at(browser, "#run-0-routing canvas", 0.25, 0.501)[0]
         assert right in point_at(browser, "#run-0-routing canvas", 0.75, 0.501)[0]
     assert len(set(seen)) == 4
-
-
-def test_classes_lie_under_the_routing(browser: Browser, tmp_path: Path) -> None:
-    open_page(browser, tmp_path, sample_report(classes=class_sample(), error_maps=()))
-    seen = [picture(browser, "#run-0-routing")]
-    for number in ("0", "1"):
-        set_value(browser, "#run-0-routing .control:last-child select", number, "change")
-        seen.append(picture(browser, "#run-0-routing"))
-    assert len(set(seen)) == 3
-    assert browser.evaluate("document.querySelectorAll('#run-0-classes td').length") == 6
-    # What stands in a name is text.
-    assert browser.evaluate("document.querySelectorAll('#run-0-classes b').length") == 0
 
 
 def test_a_run_named_like_a_script_does_no_harm(browser: Browser, tmp_path: Path) -> None:

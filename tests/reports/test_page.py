@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sample_reports import GRID, class_sample, place_samples, random_gate, sample_report
+from sample_reports import GRID, place_samples, random_gate, sample_report
 from smoe.errors import DataError
 from smoe.reports import page
 from smoe.reports.maps import make_views, take, thinned
@@ -68,10 +68,10 @@ def read(block: bytes, reference: dict[str, Any]) -> np.ndarray:
 
 
 def test_a_page_of_one_run_has_every_part() -> None:
-    outline = Outline(page.make_page([sample_report(classes=class_sample())], WRITTEN))
+    outline = Outline(page.make_page([sample_report()], WRITTEN))
     assert outline.headings == [
         "heat/smoe", "Scores", "Examples", "Curves", "Routing", "Expert use", "Filters of chosen experts",
-        "Routing by epoch", "Errors", "Classes", "How it was made",
+        "Routing by epoch", "Errors", "How it was made",
     ]  # fmt: skip
     # Nothing but places on the page itself, and an empty icon, which keeps browsers from asking for one.
     assert [address for address in outline.addresses if not address.startswith("#")] == ["data:,"]

@@ -270,17 +270,13 @@ def test_a_mesh_has_its_nodes_and_regions(tmp_path: Path) -> None:
     assert write_page([report], tmp_path / "report.html") < 500_000
 
 
-def test_images_have_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_have_a_commonest_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_idx_set(tmp_path / "mnist", 60, 20)
     publish(monkeypatch, root)
     plan = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=20, max_epochs=1, device="cpu")
-    model = SpatialMoEClassifierModel(filters=2)
-    recipe = ImageRecipe(data=ImageData(root=root), model=model, training=plan)
-    report = read_run(
-        make_run("mnist/smoe", recipe, tmp_path / "run"), "digits", ReadOptions(data={"root": root}), silently
-    )
-    assert report.classes is not None and report.classes.confusion is not None
-    assert report.classes.confusion.sum(axis=1).tolist() == [2] * 10
+    recipe = ImageRecipe(data=ImageData(root=root), model=SpatialMoEClassifierModel(filters=2), training=plan)
+    run = make_run("mnist/smoe", recipe, tmp_path / "run")
+    report = read_run(run, "digits", ReadOptions(data={"root": root}), silently)
     # Two images of each of ten classes.
     baseline = next(row for row in report.scores.rows if row.name == "commonest class")
     assert baseline.values == {"accuracy": pytest.approx(10.0)}

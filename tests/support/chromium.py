@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -30,7 +29,7 @@ class Browser:
         requests: Addresses that the page asked for, itself excepted.
     """
 
-    def __init__(self, width: int = 1200, height: int = 900, *, is_dark: bool = False, is_phone: bool = False) -> None:
+    def __init__(self) -> None:
         path = find_chromium()
         assert path is not None
         self.errors: list[str] = []
@@ -41,7 +40,7 @@ class Browser:
         self._read, answers = os.pipe()
         flags = ["--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         flags += ["--disable-dev-shm-usage", "--no-first-run", "--disable-extensions", "--mute-audio"]
-        flags += [f"--user-data-dir={self._profile.name}", f"--window-size={width},{height}", "about:blank"]
+        flags += [f"--user-data-dir={self._profile.name}", "about:blank"]
         self._process = subprocess.Popen(
             [path, *flags],
             preexec_fn=lambda: _take_places(commands, answers),
@@ -60,10 +59,8 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        theme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[theme])
+        self.call("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
 
     def open(self, path: Path) -> None:
         """Opens a file and waits until its script has filled it."""
@@ -95,11 +92,6 @@ class Browser:
         """Presses and releases a key, such as `ArrowRight`."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_CODES.get(key, 0))
-
-    def screenshot(self, path: Path) -> None:
-        """Writes a picture of the whole page."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Sends a command and returns its answer; events on the way are kept."""

@@ -14,7 +14,7 @@ from smoe import SpatialMoE2d
 from smoe.diagnostics import RoutingGain
 from smoe.nn import TensorGate
 from smoe.reports.gate_maps import GateMap, read_gates
-from smoe.reports.parts import Axis, Classes, ErrorMap, Example, Places
+from smoe.reports.parts import Axis, ErrorMap, Example, Places
 from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
 
 GRID = (5, 7)
@@ -77,7 +77,6 @@ def sample_report(label: str = "first", seed: int = 0, **changes: Any) -> RunRep
         gates=read_gates(model, Places("grid", GRID)),
         regions=np.arange(GRID[0] * GRID[1]) % 3,
         error_maps=(ErrorMap("temperature, RMSE", "K", errors, 2.0 * errors, "conv", 4.0 * errors, "persistence"),),
-        classes=None,
         filters={"diffusivity 0.1": np.eye(3)},
         examples=(
             Example("temperature, day 1", "K", ("temperature", "K", errors), 2.0 * errors, 3.0 * errors),
@@ -126,9 +125,3 @@ def place_samples() -> dict[str, Places]:
         "mesh": Places("mesh", (6,), coordinates=corners),
         "flat mesh": Places("mesh", (12,), coordinates=square),
     }
-
-
-def class_sample() -> Classes:
-    """Two classes with images, and how often they were mistaken."""
-    images = np.random.default_rng(0).random((2, 10, 14))
-    return Classes(("ankle boot", "<b>bag</b>"), images, np.array([[8, 2], [1, 9]]))

@@ -12,7 +12,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from smoe._files import write_atomically
@@ -108,7 +107,6 @@ def script_json(content: Mapping[str, Any]) -> str:
 
 def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
     has_routing_records = any(key.startswith("routing/") for record in report.epochs for key in record)
-    confusion = None if report.classes is None else report.classes.confusion
     shown = {
         "scores": ("Scores", True),
         "examples": ("Examples", bool(report.examples)),
@@ -118,13 +116,12 @@ def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
         "filters": ("Filters of chosen experts", bool(report.gates)),
         "routing-epochs": ("Routing by epoch", has_routing_records),
         "errors": ("Errors", bool(report.error_maps)),
-        "classes": ("Classes", confusion is not None),
         "repeat": ("How it was made", True),
     }
     sheet = report.scores
     others = [row for row in sheet.rows if row.is_published and not row.is_same_recipe]
     name, _, detail = sheet.split.partition(", ")
-    run: dict[str, Any] = {
+    return {
         "report": report,
         "number": number,
         "parts": [(key, heading) for key, (heading, is_shown) in shown.items() if is_shown],
@@ -138,15 +135,6 @@ def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
         "names_plain": not report.is_plain and all(error.plain is None for error in report.error_maps),
         "recipe": _flatten(report.recipe),
     }
-    if report.classes is not None and confusion is not None:
-        shares = confusion / np.maximum(1, confusion.sum(axis=1, keepdims=True))
-        wrong, total = int(confusion.sum() - np.trace(confusion)), int(confusion.sum())
-        run["mistaken"] = f"{wrong:,} of {total:,} images are mistaken. Rows are true classes, columns what was found."
-        run["confusion"] = [
-            (name, [(int(n), f"{share:.3f}") for n, share in zip(*row, strict=True)], f"{100 * (1 - right):.2f}")
-            for name, *row, right in zip(report.classes.names, confusion, shares, np.diag(shares), strict=True)
-        ]
-    return run
 
 
 def figures(report: RunReport) -> dict[str, str]:

@@ -16,7 +16,7 @@ from smoe._notebook import expert_colours
 from smoe.diagnostics import match_experts, neighbour_agreement, selections, shared_choices
 from smoe.reports.gate_maps import ExpertFilters, GateMap, as_picture
 from smoe.reports.maps import coordinate_texts, make_views, take, thinned
-from smoe.reports.parts import Classes, ErrorMap, Example, Places
+from smoe.reports.parts import ErrorMap, Example, Places
 from smoe.reports.run_report import RunReport, epochs_of, show_number
 from smoe.training.run_directory import Record
 
@@ -155,7 +155,6 @@ class _Maker:
             "gates": [self._gate_data(gate, index, report) for index, gate in enumerate(gates)],
             "errors": [self._error_data(error, report.places) for error in report.error_maps],
             "examples": [self._example_data(example, report.places) for example in report.examples],
-            "classes": None if report.classes is None else self._class_data(report.classes),
             "knownFilters": [
                 {"name": name, "pictures": [_picture(values)], "labels": [""]}
                 for name, values in report.filters.items()
@@ -316,10 +315,6 @@ class _Maker:
         keys = ("low", "high", "units", "palette")
         numbers = {"head": head, "name": name, "values": self.pack.add_numbers(values)}
         return numbers | dict(zip(keys, colours, strict=True))
-
-    def _class_data(self, classes: Classes) -> dict[str, Any]:
-        images = np.rint(255.0 * np.clip(classes.images, 0.0, 1.0)).astype(np.uint8)
-        return {"names": list(classes.names), "shape": list(images.shape[1:]), "images": self.pack.add(images)}
 
 
 def _score_charts(report: RunReport, run: dict[str, Any], number: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Parts of a report: where pixels lie, errors at each, classes. Imports no torch."""
+"""Parts of a report: where pixels lie, errors at each, examples. Imports no torch."""
 
 from __future__ import annotations
 
@@ -92,15 +92,6 @@ def _resample(axis: Axis | None, size: int, new_size: int) -> Axis | None:
     inner = np.where(places < 0, axis.values[0] + places * steps[0], inner)
     inner = np.where(places > size - 1, axis.values[-1] + (places - size + 1) * steps[-1], inner)
     return Axis(axis.name, inner, axis.units)
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Classes of images."""
-
-    names: tuple[str, ...]  # names of the classes, N of them
-    images: np.ndarray  # mean image of each class, as brightness from 0 to 1, `(N, H, W)`
-    confusion: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

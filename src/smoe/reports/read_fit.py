@@ -72,7 +72,6 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
         regions=None,
         error_maps=maps,
         examples=examples,
-        classes=None,
         filters={},
         command=repeating_command(environment),
         recipe={

@@ -13,7 +13,7 @@ import numpy as np
 from smoe.diagnostics import RoutingGain
 from smoe.errors import DataError
 from smoe.reports.gate_maps import GateMap
-from smoe.reports.parts import Classes, ErrorMap, Example, Places
+from smoe.reports.parts import ErrorMap, Example, Places
 from smoe.training.run_directory import Record
 
 
@@ -93,7 +93,6 @@ class RunReport:
     gates: tuple[GateMap, ...]
     regions: np.ndarray | None  # number of the known region of each pixel, `(P,)`; None if there are none
     error_maps: tuple[ErrorMap, ...]  # errors at each pixel
-    classes: Classes | None
     filters: Mapping[str, np.ndarray]  # filters that the experts should find
     command: str  # command that makes the run again; empty if it is not known
     recipe: Mapping[str, Any]  # every field of the recipe, nested

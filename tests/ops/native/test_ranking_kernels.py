@@ -33,6 +33,12 @@ def spoil(scores: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "ties":
         # Many zeros among them, of either sign.
         scores = scores.round()
+    elif kind == "zeros of both signs":
+        scores = torch.where(scores > 0.5, scores, 0.0 * scores)
+    elif kind == "wide":
+        scores = scores.sign() * torch.exp(40 * scores.abs()).clamp(max=3e38)
+    elif kind == "close":
+        scores = 1.0 + 2.0**-23 * torch.randint(0, 2 * len(scores), scores.shape)
     elif kind == "one nan":
         scores[-1, -1] = torch.nan
     elif kind == "all nan":
@@ -51,7 +57,8 @@ def spoil(scores: torch.Tensor, kind: str) -> torch.Tensor:
     return scores
 
 
-KINDS = ("finite", "ties", "one nan", "all nan", "nan pixels", "nan experts", "infinities", "everything")
+FINITE = ("finite", "ties", "zeros of both signs", "wide", "close")
+KINDS = (*FINITE, "one nan", "all nan", "nan pixels", "nan experts", "infinities", "everything")
 # The best alone; networks of every size, with groups that are not full; more than networks sort: counted, and sorted.
 SIZES = ((2, 1), (3, 2), (9, 9), (11, 3), (40, 8), (41, 16), (64, 1), (70, 33), (33, 32), (64, 64), (100, 99), (600, 5),
          (600, 65))  # fmt: skip
@@ -60,14 +67,14 @@ SIZES = ((2, 1), (3, 2), (9, 9), (11, 3), (40, 8), (41, 16), (64, 1), (70, 33), 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_every_rank_is_written_and_nan_is_last(instruction_set):
     for number, (num_experts, num_selected) in enumerate(SIZES):
-        # Each size meets three kinds, and each kind several sizes.
-        for kind in (KINDS[number % 8], KINDS[(number + 3) % 8], "everything"):
+        # Each size meets four kinds, and each kind several sizes.
+        for kind in ("everything", *(KINDS[(number + step) % len(KINDS)] for step in (0, 3, 6))):
             torch.manual_seed(num_experts)
             scores = spoil(torch.randn(num_experts, 69), kind)
             as_lowest = torch.where(scores.isnan(), -torch.inf, scores)
             for threads in (1, 2):
                 indices, is_nonfinite = rank(instruction_set, "smoe_top_experts", scores, num_selected, threads)
-                assert is_nonfinite == (kind not in ("finite", "ties")), (num_experts, num_selected, kind)
+                assert is_nonfinite == (kind not in FINITE), (num_experts, num_selected, kind)
                 expected = loop_top_experts(as_lowest[None], num_selected)[0]
                 assert torch.equal(indices, expected), (num_experts, num_selected, kind)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from smoe.reports.parts import Classes, Places
+    from smoe.reports.parts import Places
     from smoe.training.task import Task
     from smoe_paper.experiments.task import OpenRun
 
@@ -82,7 +82,6 @@ class ReportParts:
     published: Mapping[str, tuple[PublishedResult, ...]] | None = None
     regions: np.ndarray | None = None
     filters: Mapping[str, np.ndarray] = field(default_factory=dict)
-    classes: Classes | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 

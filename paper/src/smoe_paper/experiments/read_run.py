@@ -86,9 +86,8 @@ def read_run(
     if options.split is not None:
         notify(f"{label}: reading the {options.split} split")
         unchanged, digest, sample = read_split(run, options.split)
-        if parts.classes is None:
-            notify(f"{label}: measuring errors on the {options.split} split")
-            maps = measure_errors(experiment.predict(run, options.split), parts.places, parts.targets)
+        notify(f"{label}: measuring errors on the {options.split} split")
+        maps = measure_errors(experiment.predict(run, options.split), parts.places, parts.targets)
     model = run.task.model.cpu().eval()
     gates = read_gates(model, parts.places, sample)
     of_task = None if run.task.regions is None else run.task.regions.cpu().numpy()
@@ -109,7 +108,6 @@ def read_run(
         gates=gates,
         regions=None if regions is None else regions.ravel(),
         error_maps=maps,
-        classes=parts.classes,
         filters=parts.filters,
         command=repeating_command(environment),
         recipe={key: value for key, value in plain.items() if key != "experiment"},

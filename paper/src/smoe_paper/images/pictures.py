@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from smoe.diagnostics import fixed_choices, fixed_gates, similarity_colours
-from smoe.errors import DataError
-from smoe.reports.parts import Classes, Places
+from smoe.reports.parts import Places
 from smoe.views import save_picture
 from smoe_paper.charts import Panel, draw_grids
 from smoe_paper.experiments.experiment import Notify, ReportParts
@@ -23,16 +21,6 @@ from smoe_paper.experiments.tables import Outcome, ResultTable, TableSet, outcom
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.images.data import ImageSamples
 from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_SETS
-
-
-def confusion_of(run: OpenRun, split: str, num_classes: int) -> Tensor:
-    """How many images of each class (rows) were taken for each class (columns), `(N, N)`, int64."""
-    cells = torch.zeros(num_classes**2, dtype=torch.int64)
-    for logits, labels in run.predict(split):
-        if not logits.isfinite().all():
-            raise DataError(f"the network of {run.directory.path} answers with values that are not finite")
-        cells += torch.bincount(labels * num_classes + logits.argmax(dim=1), minlength=len(cells)).cpu()
-    return cells.view(num_classes, num_classes)
 
 
 def mean_images(samples: ImageSamples, num_classes: int) -> np.ndarray:
@@ -110,17 +98,15 @@ def _errors(outcome: Outcome, num_classes: int) -> list[float]:
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
-    """The classes of a split with their mean images and the confusion matrix; nothing without data."""
+    """The images of a split; nothing without data."""
     del notify
     if split is None:
         return ReportParts()
     samples, names = _images_of(run, split)
     counts = torch.bincount(samples.labels.long(), minlength=len(names))
-    confusion = confusion_of(run, split, len(names))
     title = IMAGE_SETS[run.recipe.data.name].title
     return ReportParts(
         places=Places("grid", tuple(samples.image_shape[1:])),
         baselines={"commonest class": {"accuracy": 100.0 * float(counts.max() / counts.sum())}},
-        classes=Classes(names, mean_images(samples, len(names)), confusion.numpy()),
         data={"images": f"{title}, {len(samples):,} of the {split} split"},
     )

@@ -399,7 +399,7 @@ class RoutingPanel {
     const gates = runs.flatMap((run) => run.gates);
     // Where one expert is selected, the first choice is all there is, and has the colours of the experts.
     const isSingle = gates.every((gate) => gate.numSelected === 1);
-    this.state = { gate: 0, mode: isSingle ? "first" : "all", expert: 0, image: -1, view: null };
+    this.state = { gate: 0, mode: isSingle ? "first" : "all", expert: 0, view: null };
     const modes = [
       ...(isSingle ? [] : [["all", "All choices: like colours share experts"]]),
       ["first", isSingle ? "Expert of each pixel" : "First choice of each pixel"],
@@ -413,11 +413,6 @@ class RoutingPanel {
     this.expert = slider("Expert", this.choose);
     this.view = slider("View", (view) => this.change({ view }));
     const controls = [this.layer.control, labelled("Show", this.mode), this.expert.control, this.view.control];
-    if (runs[0].classes) {
-      const options = ["no image", ...runs[0].classes.names].map((name, number) => [number - 1, name]);
-      const images = choice(options, (value) => this.change({ image: Number(value) }));
-      controls.push(labelled("Over the mean image of", images));
-    }
     this.pictures = runs.map((run) => new Picture(runs.length > 1 ? `Routing of ${run.label}` : "Routing"));
     const figures = this.pictures.map((picture) => picture.figure);
     parent.append(
@@ -461,13 +456,11 @@ class RoutingPanel {
       return regions ? [...lines, `known region ${regions[cell]}`] : lines;
     };
     const { colour, legend, words } = this.colour(gate, best, regions);
-    const image = this.state.image >= 0 && run.classes ? this.brightness(run.classes, places.shape) : null;
     picture.show({
-      colour: image ? (cell) => colour(cell).map((part) => part * image(cell)) : colour,
       head: this.runs.length > 1 ? run.label : "",
       caption: gate.caption,
       viewNumber: this.state.view,
-      ...{ places, describe, legend, words },
+      ...{ places, colour, describe, legend, words },
     });
   }
 
@@ -500,16 +493,6 @@ class RoutingPanel {
     const colours = read(gate.colours);
     const words = "Pixels with like colours share experts.";
     return { colour: (cell) => [...colours.subarray(3 * cell, 3 * cell + 3)], legend: [words], words };
-  }
-
-  // Brightness of the mean image of a class at a cell, whatever the grid of the layer.
-  brightness({ shape: [rows, columns], images }, shape) {
-    const image = read(images).subarray(this.state.image * rows * columns);
-    return (cell) => {
-      const row = Math.floor(((Math.floor(cell / shape[1]) + 0.5) * rows) / shape[0]);
-      const column = Math.floor((((cell % shape[1]) + 0.5) * columns) / shape[1]);
-      return 0.25 + (0.75 * image[row * columns + column]) / 255;
-    };
   }
 
   showUse(gate) {
