@@ -64,7 +64,6 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: 
 
 
 def html_text(text: str) -> str:
-    """Return lines as they are."""
     return f'<pre style="white-space:pre-wrap">{html.escape(text)}</pre>'
 
 

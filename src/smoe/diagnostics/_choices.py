@@ -56,7 +56,6 @@ def as_pixel_weights(pixel_weights: np.ndarray | Tensor | None, pixels: tuple[in
 
 
 def as_array(values: np.ndarray | Tensor) -> np.ndarray:
-    """Returns an array of the values of an array or tensor."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 

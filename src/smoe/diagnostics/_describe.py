@@ -56,7 +56,6 @@ class GateReport:
     changed: float | None
 
     def __str__(self) -> str:
-        """One line."""
         names = ", ".join(name or "the model itself" for name in self.layers)
         grid = "any grid" if self.grid is None else " x ".join(map(str, self.grid))
         selected = f"{self.num_selected} of {self.num_experts} experts"
@@ -279,6 +278,5 @@ class RoutingWatch:
         return {"start": self._start, "last": self._last, "num_learning": dict(self._num_learning)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a `state_dict`."""
         self._start, self._last = state["start"], state["last"]
         self._num_learning = dict(state["num_learning"])

@@ -88,7 +88,6 @@ class RoutingGain:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> RoutingGain:
-        """Reads what `as_record` returned."""
         error = record["standard_error"]
         return cls(**{**record, "standard_error": math.nan if error is None else error})
 
@@ -110,7 +109,6 @@ class RoutingGain:
         return f"the routing makes no clear difference{share}"
 
     def __str__(self) -> str:
-        """One sentence."""
         where = f"in place of {self.layer}" if self.layer else "in its place"
         end = "s" if self.layer.startswith("all ") else ""
         return (
@@ -261,7 +259,6 @@ class _SingleConvolution:
 
     @property
     def is_used(self) -> bool:
-        """Whether the network called the layer."""
         return self.start.numel() > 0
 
     @contextmanager

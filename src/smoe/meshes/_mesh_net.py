@@ -150,7 +150,6 @@ class SummedMeshLayer(nn.Module):
             self.stem.layer.weight.mul_(_START)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As `MeshNet`."""
         found = self.stem(without_row(input, self.num_nodes))
         output = found.unflatten(1, (self.stem.layer.gate.num_selected, -1)).sum(dim=1)
         return output if input.ndim == 3 else output.unsqueeze(2)

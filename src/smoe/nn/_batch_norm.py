@@ -14,7 +14,6 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalises each channel of `(B, C, H, W)`."""
         is_shared = self.training and distributed.is_available() and distributed.is_initialized()
         if not is_shared or distributed.get_world_size() == 1:
             return super().forward(input)
@@ -32,7 +31,6 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
 
     def _note(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Moves the running statistics towards those of the batch."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         with torch.no_grad():

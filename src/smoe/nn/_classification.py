@@ -73,7 +73,6 @@ class FrozenLearner(Learner):
         return gate.route(input) if needs_scores else gate.decide(input)
 
     def output(self, step: Step) -> torch.Tensor:
-        """The selected experts' outputs."""
         layer = step.layer
         output = step.damped(step.weighed(step.select(step.routing.indices)))
         # Damping counts errors that are not finite by itself.

@@ -135,7 +135,6 @@ def why_not_reached(grids: Sequence[tuple[int, ...] | str]) -> str | None:
 
 
 def requires_grad(module: nn.Module) -> bool:
-    """Whether the filters learn."""
     return filters_of(module)[0].requires_grad
 
 

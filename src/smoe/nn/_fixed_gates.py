@@ -68,11 +68,9 @@ class FixedGate(SpatialGate):
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        """Sizes of the grid the gate was made for."""
         return tuple(self.scores.shape[1:])
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
-        """The scores given at the start."""
         del input
         return self.scores
 
@@ -105,7 +103,6 @@ class DecidedGate(SpatialGate):
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        """Sizes of the grid the gate was made for."""
         return self._grid
 
     def forward(self, input: torch.Tensor | None = None) -> Routing:
@@ -126,7 +123,6 @@ class DecidedGate(SpatialGate):
         return scores.scatter_(0, self.indices[0].long(), 1.0).unflatten(1, self._grid)
 
     def decide(self, input: torch.Tensor | None) -> Routing:
-        """The experts given, with empty scores."""
         return self.route(input)
 
     def _bounds(self) -> torch.Tensor:
@@ -223,24 +219,19 @@ class NoisyGate(SpatialGate):
 
     @property
     def spatial_shape(self) -> tuple[int, ...] | None:
-        """Grid of the gate that receives the noise."""
         return self.gate.spatial_shape
 
     def decide(self, input: torch.Tensor | None) -> Routing:
-        """What the gate decides with its noise."""
         return self.route(input)
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
-        """Scores of the gate before the noise."""
         return self.gate.raw_scores(input)
 
     def add_noise(self, clean: torch.Tensor, input: torch.Tensor | None) -> tuple[torch.Tensor, float]:
-        """The scores with independent noise for each sample of the input."""
         if not self.training or input is None:
             return clean, 0.0
         shape = (input.shape[0], *clean.shape[1:])
         return clean + self.std * torch.randn(shape, dtype=clean.dtype, device=clean.device), self.std
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         return f"{super().extra_repr()}, std={self.std:g}"

@@ -238,7 +238,6 @@ class SpatialGate(SelfTaught, ABC):
             self._held = []
 
     def after_step(self, *, is_taken: bool) -> None:
-        """Lets the learners of the layers know."""
         for layer, learner in list(self._learners.items()):
             learner.after_step(layer, is_taken=is_taken)
 
@@ -272,7 +271,6 @@ class SpatialGate(SelfTaught, ABC):
         super().__setstate__({**state, "_learners": weakref.WeakKeyDictionary()})
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         text = f"num_experts={self.num_experts}, num_selected={self.num_selected}, order={self.order!r}"
         return text if self.normalization == "none" else f"{text}, normalization={self.normalization!r}"
 
@@ -360,18 +358,6 @@ def check_start(init: GateInit, correlation_length: float | None, inits: tuple[s
         raise ValueError(f"init must be one of {', '.join(inits)}, got {init!r}")
     if correlation_length is not None and init != "smooth":
         raise ValueError(f"correlation_length belongs to init='smooth', but init is {init!r}")
-
-
-def check_scale(scale: float) -> None:
-    """Refuses a factor of the scores that is not positive and finite."""
-    if not 0.0 < scale < math.inf:
-        raise ValueError(f"scale must be positive and finite, got {scale}")
-
-
-def check_strength(strength: float) -> None:
-    """Refuses a negative strength of a prior."""
-    if not strength >= 0.0:
-        raise ValueError(f"strength must not be negative, got {strength}")
 
 
 @torch.no_grad()

@@ -13,15 +13,12 @@ from smoe.nn._gate import (
     START_STD,
     SpatialGate,
     check_grid,
-    check_scale,
     check_start,
-    check_strength,
     draw_start,
     expert_membership,
     group_membership,
     group_of_expert,
     host_normal,
-    smooth_fields,
 )
 from smoe.nn._own_steps import SelfTaught
 from smoe.nn._routed_layer import check_positive
@@ -31,11 +28,6 @@ from smoe.ops._inference import is_equal
 from smoe.ops._operators import has_library, is_observed
 from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite
 from smoe.options import GATE_INITS, GateInit, Normalization, Order
-
-
-def kaiming_bound(num_experts: int, num_selected: int, expert_channels: int = 1) -> float:
-    """Bound of a uniform Kaiming initialisation with fan-in E F / X: sqrt(3 X / (E F))."""
-    return math.sqrt(3.0 * num_experts / (num_selected * expert_channels))
 
 
 class TensorGate(SpatialGate):
@@ -106,7 +98,8 @@ class TensorGate(SpatialGate):
             expert_channels: F, the number of outputs per expert.
             **options: Further arguments of `TensorGate`.
         """
-        check_strength(strength)
+        if not strength >= 0.0:
+            raise ValueError(f"strength must not be negative, got {strength}")
         groups = torch.as_tensor(groups)
         gate = cls(num_experts, num_selected, tuple(groups.shape), expert_channels, **options)
         membership = expert_membership(groups, num_experts, num_selected if gate.order == "families" else 1)
@@ -116,34 +109,24 @@ class TensorGate(SpatialGate):
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        """Sizes of the grid the gate was made for."""
         return tuple(self.scores.shape[1:])
 
-    @property
-    def bound(self) -> float:
-        """The Kaiming bound of this gate."""
-        return kaiming_bound(self.num_experts, self.num_selected, self.expert_channels)
-
     def reset_parameters(self) -> None:
-        """Draws the scores anew."""
-        with torch.no_grad():
-            if self.init == "uniform":
-                self.scores.zero_()
-            elif self.init == "smooth":
-                length = self.correlation_length or min(self.spatial_shape) / 8
-                # A uniform distribution within the bound has the standard deviation bound / sqrt(3).
-                self.scores.copy_(smooth_fields(tuple(self.scores.shape), length) * (self.bound / math.sqrt(3.0)))
-            else:
-                bound = self.bound if self.init == "kaiming" else self.bound**2
-                self.scores.uniform_(-bound, bound)
+        # Kaiming's, for a fan-in of E F / X.
+        bound = math.sqrt(3.0 * self.num_experts / (self.num_selected * self.expert_channels))
+        if self.init in ("uniform", "smooth"):
+            draw_start(self.scores, self.init, self.correlation_length)
+            # A uniform distribution within the bound has the standard deviation bound / sqrt(3).
+            self.scores.data.mul_(bound / math.sqrt(3.0))
+        else:
+            bound = bound if self.init == "kaiming" else bound**2
+            nn.init.uniform_(self.scores, -bound, bound)
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
-        """The learned tensor."""
         del input
         return self.scores
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         return f"{super().extra_repr()}, spatial_shape={self.spatial_shape}"
 
 
@@ -183,7 +166,6 @@ class PixelEmbedding(SelfTaught):
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        """Sizes of the grid."""
         return tuple(self.values.shape[1:])
 
     def reset_parameters(self) -> None:
@@ -199,7 +181,6 @@ class PixelEmbedding(SelfTaught):
         self.replace_numbers("values", resized(self.values).to(self.values.dtype))
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         return f"rank={len(self.values)}, spatial_shape={self.spatial_shape}"
 
 
@@ -249,7 +230,8 @@ class FactorisedGate(SpatialGate):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_experts, num_selected, order=order, normalization=normalization)
-        check_scale(scale)
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {scale}")
         if embedding is None:
             if spatial_shape is None:
                 raise ValueError("give spatial_shape, the sizes of the output grid, or an embedding")
@@ -289,7 +271,8 @@ class FactorisedGate(SpatialGate):
                 random start.
             **options: Further arguments of `FactorisedGate`.
         """
-        check_strength(strength)
+        if not strength >= 0.0:
+            raise ValueError(f"strength must not be negative, got {strength}")
         groups = torch.as_tensor(groups)
         membership = group_membership(groups)
         gate = cls(num_experts, num_selected, tuple(groups.shape), **options)
@@ -306,11 +289,9 @@ class FactorisedGate(SpatialGate):
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        """Sizes of the grid the gate was made for."""
         return self.embedding.spatial_shape
 
     def reset_keys(self) -> None:
-        """Draws the keys anew."""
         nn.init.normal_(self.keys, std=1.0 / math.sqrt(self.keys.shape[1]))
 
     @torch.no_grad()
@@ -328,11 +309,9 @@ class FactorisedGate(SpatialGate):
         keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
 
     def scores_of(self, experts: slice) -> torch.Tensor:
-        """The products of keys and embedding."""
         return (self.scale * self.keys[experts]) @ self.embedding().to(self.keys.dtype).flatten(1)
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
-        """The products of all keys and the embedding."""
         del input
         return self.scores_of(slice(None)).unflatten(1, self.spatial_shape)
 
@@ -373,5 +352,4 @@ class FactorisedGate(SpatialGate):
         return Routing(indices, nothing, nothing, nothing, unranked=unranked)
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         return f"{super().extra_repr()}, rank={self.keys.shape[1]}, scale={self.scale:g}"

@@ -354,7 +354,6 @@ class GraphMoE(FilterBank):
             node_order_of(self.gate).note_edges(fingerprint)
 
     def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Applies the linear maps of each node's experts to the features of its neighbourhood."""
         rows, columns = _fold(source.shape[2])
         grid = source.unflatten(2, (rows, columns))
         options = (self._expert_channels, 1, "zeros", bias)
@@ -367,20 +366,16 @@ class GraphMoE(FilterBank):
         return source.unflatten(2, _fold(source.shape[2])), filters[:, :, None, None], 1, "zeros"
 
     def _planned_grid(self) -> tuple[int, ...]:
-        """The nodes as rows and columns."""
         return _fold(self.num_nodes)
 
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-        """Applies linear maps `(O, C')` to the features of all neighbourhoods."""
         return filters @ source
 
     def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
-        """The number of nodes."""
         del input
         return (self.num_nodes,)
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         hood = self.neighbourhood
         return (
             f"{self.in_channels}, {self.out_channels}, num_nodes={self.num_nodes}, aggregation={hood.aggregation!r}, "

@@ -70,11 +70,9 @@ class GridConv2d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels, device=device, dtype=dtype)) if bias else None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Convolves the input."""
         return grid_conv2d(input, self.weight, self.bias, stride=self.stride, padding_mode=self.padding_mode)
 
     def extra_repr(self) -> str:
-        """Returns the arguments that `repr` shows."""
         out_channels, in_channels = self.weight.shape[:2]
         return (
             f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
@@ -90,7 +88,6 @@ def conv_filters(conv: _ConvNd | GridConv2d) -> torch.Tensor:
 
 
 def conv_channels(conv: _ConvNd | GridConv2d) -> int:
-    """Number of input channels of a convolution."""
     return conv.in_channels if isinstance(conv, _ConvNd) else conv.weight.shape[1]
 
 
@@ -392,7 +389,6 @@ class GridMoE(FilterBank):
             )
 
     def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
-        """Sizes of the output for an input."""
         if input is None:
             raise ValueError("give the input: the gate was made for no grid")
         if self._conv is not None:
@@ -421,7 +417,6 @@ class GridMoE(FilterBank):
         return call(input, weight, None if self._bias_owner is None else self._offsets(), scale, offset)
 
     def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Convolves each pixel with the filters of its experts."""
         if self._conv is not None:
             return routed_any_conv(source, self.weight, indices, self._expert_channels, self._conv, bias)
         options = (self._expert_channels, self.stride[0], self.padding_mode)
@@ -464,7 +459,6 @@ class GridMoE(FilterBank):
         return super()._candidate_products(source, error, *everything, weight, bias)[:, experts]
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
         parts.append(f"padding={self.padding!r}")
         usual = {"dilation": (1,) * len(self._axes), "groups": 1, "padding_mode": "zeros", "transposed": False}
@@ -560,12 +554,10 @@ class TokenMoE(SpatialMoE1d):
 
     @property
     def in_features(self) -> int:
-        """Number of inputs, as `nn.Linear` calls it."""
         return self.in_channels
 
     @property
     def out_features(self) -> int:
-        """Number of outputs, as `nn.Linear` calls it."""
         return self.out_channels
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -156,31 +156,25 @@ class HEALPixMoE(FilterBank):
         return RoutingMap(indices, weights)
 
     def _prepare(self, input: torch.Tensor) -> torch.Tensor:
-        """The padded faces."""
         return pad_faces(input, self.width, self.border_sources)
 
     def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Convolves each pixel with the filters of its experts."""
         # The faces have their borders.
         return routed_conv(source, self.weight.unsqueeze(2), indices, self._expert_channels, 1, "none", bias)
 
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-        """Convolves with filters `(O, C, k, k)` everywhere."""
         return convolve(source, filters.unsqueeze(2), padding_mode="none")
 
     def _as_convolution(
         self, source: torch.Tensor, filters: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int, str] | None:
-        """The faces have their borders."""
         return source, filters.unsqueeze(2), 1, "none"
 
     def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
-        """Faces, rows and columns."""
         del input
         return (12, self.nside, self.nside)
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, nside={self.nside}, "
             f"pixel_order={self.pixel_order!r}, {super().extra_repr()}"

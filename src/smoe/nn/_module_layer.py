@@ -66,7 +66,6 @@ class SpatialMoE(RoutedLayer):
             super()._check_input(input)
 
     def _prepare(self, input: torch.Tensor) -> torch.Tensor:
-        """Runs all experts."""
         outputs = self.experts(input)
         expected = self.gate.num_experts * self._expert_channels
         if outputs.ndim < 3 or outputs.shape[1] != expected:
@@ -77,7 +76,6 @@ class SpatialMoE(RoutedLayer):
         return outputs
 
     def _select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Keeps the outputs of the selected experts."""
         return gather_experts(source, indices, self._expert_channels)
 
     @torch.no_grad()
@@ -102,7 +100,6 @@ class SpatialMoE(RoutedLayer):
         return products[None]
 
     def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
-        """Grid of the experts' outputs for an input."""
         if input is None:
             raise ValueError("give the input: the gate was made for no grid")
         return tuple(self.experts(input).shape[2:])

@@ -123,7 +123,6 @@ class CoordinateEmbedding(PixelEmbedding):
         return places
 
     def forward(self) -> torch.Tensor:
-        """The numbers `(rank, *grid)`."""
         return self.values + self.net(self.places)
 
     def at(self, coordinates: torch.Tensor, fields: torch.Tensor | None = None) -> Self:

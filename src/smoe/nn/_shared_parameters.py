@@ -83,7 +83,6 @@ class Memory(nn.Module):
         self.counters = dict.fromkeys(counters, 0)
 
     def restart(self) -> None:
-        """Forgets everything."""
         for buffer in self.buffers(recurse=False):
             buffer.zero_()
         self.counters = dict.fromkeys(self.counters, 0)

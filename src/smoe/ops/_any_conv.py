@@ -32,7 +32,6 @@ class ConvOptions(NamedTuple):
 
 
 def conv_sizes(sizes: Sequence[int], kernel: Sequence[int], options: ConvOptions) -> tuple[int, ...]:
-    """Sizes of the output."""
     axes = zip(sizes, kernel, options.stride, options.padding, options.dilation, strict=True)
     if options.output_padding is not None:
         return tuple(

@@ -118,7 +118,6 @@ class ErrorSignal:
             self.loss_scale.data.fill_(scale)
 
     def to(self, device: torch.device) -> None:
-        """Moves both tensors."""
         self.loss_scale, self.num_nonfinite = self.loss_scale.to(device), self.num_nonfinite.to(device)
 
 

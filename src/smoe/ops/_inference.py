@@ -78,7 +78,6 @@ class InferenceCall:
         scale: torch.Tensor | None,
         offset: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The output `(B, E, *grid)`."""
         output = input.new_empty(self._shape)
         given = [each if each is None else each.contiguous() for each in (input, weight, bias, scale, offset)]
         of_input, of_weight, of_bias, of_scale, of_offset = (

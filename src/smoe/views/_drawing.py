@@ -124,7 +124,6 @@ class PixelPlaces:
     views: ClassVar[tuple[str, ...]] = ("above",)
 
     def draw(self, axes: Axes, colours: np.ndarray) -> None:
-        """Draw pixels with their colours, `(..., 3)`."""
         if not self.is_regular:
             count = self.rows.size
             axes.scatter(
@@ -167,7 +166,6 @@ class NodePlaces:
         return views_of(self.places)
 
     def draw(self, axes: Axes, colours: np.ndarray, view: str) -> None:
-        """Draw nodes with their colours, `(N, 3)`, from one side."""
         draw_side(axes, self.places, colours.reshape(-1, 3), VIEWS[view], self.triangles)
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import smoe
-from smoe.nn._gates import kaiming_bound
 from smoe.rules import RoutingClassification
 
 RC = RoutingClassification.released()
@@ -25,14 +24,13 @@ def test_start_is_uniform_within_the_bound(init, num_experts, num_selected, expe
     assert 0.999 * bound < scores.max() <= bound
     assert -bound <= scores.min() < -0.999 * bound
     assert scores.std() == pytest.approx(bound / math.sqrt(3), rel=0.02)
-    assert kaiming_bound(num_experts, num_selected, expert_channels) == pytest.approx(math.sqrt(fan))
 
 
 def test_smooth_start():
     torch.manual_seed(0)
     gate = smoe.TensorGate(16, 4, (64, 128), init="smooth", correlation_length=6.0)
     scores = gate.scores.detach()
-    assert float(scores.std(correction=0)) == pytest.approx(kaiming_bound(16, 4) / math.sqrt(3), rel=1e-4)
+    assert float(scores.std(correction=0)) == pytest.approx(2.0, rel=1e-4)  # sqrt(3 X / E) over sqrt(3)
 
     def share_of_equal_neighbours(gate: smoe.TensorGate) -> float:
         favourite = gate.scores.argmax(dim=0)

@@ -125,7 +125,6 @@ class Window(NamedTuple):
 
 @triton.jit
 def num_taps(WINDOW):
-    """Number of taps of a filter."""
     return WINDOW.height * WINDOW.width
 
 
@@ -197,12 +196,10 @@ class Problem:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of the output."""
         return (self.height - 1) // self.stride + 1, (self.width - 1) // self.stride + 1
 
     @property
     def num_taps(self) -> int:
-        """Taps of a filter."""
         return self.kernel_height * self.kernel_width
 
     def options(self, tile: Tile) -> dict[str, Any]:
