@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +23,10 @@ from smoe.reports.gate_maps import ranked, read_gates
 from smoe.reports.page import figures, write_page
 from smoe.reports.page_data import curves_of
 from smoe.reports.parts import Axis, Places
-from smoe.reports.read_fit import FitData, labels_of, read_fit, with_plain
+from smoe.reports.read_fit import FitData, labels_of, read_and_compare, read_fit, with_plain
+from smoe.reports.run_report import RunReport
 from smoe.training.run_directory import CheckpointError, RunError
-from smoe_paper.experiments.read_run import ReadOptions, measure_errors, read_run, read_runs, read_split
+from smoe_paper.experiments.read_run import ReadOptions, measure_errors, read_run, read_split
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.heat.recipes import HEAT_TRAINING, ConvNetModel, HeatDiffusion, HeatRecipe
@@ -36,6 +39,10 @@ PLAN = replace(HEAT_TRAINING, max_epochs=2, stop_at=None, device="cpu", evaluati
 
 def silently(_: str) -> None:
     pass
+
+
+def read_runs(paths: list[Path], options: ReadOptions, *, plain: Path | None = None, **more: Any) -> list[RunReport]:
+    return read_and_compare(paths, partial(read_run, options=options, **more), plain)
 
 
 def make_run(name: str, recipe: Recipe, folder: Path) -> Path:

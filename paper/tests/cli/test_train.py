@@ -124,7 +124,6 @@ def test_a_moved_run_is_evaluated_and_shown(
         (["--model.num-experts", "0"], "num_experts"),
         (["--output-dir", "FILE/run"], "FILE is a file"),
         (["--output-dir", "LOCKED/run"], "LOCKED is not writable"),
-        (["--init-from", "NOWHERE"], "holds no best weights"),
         (["--auxiliary.load", "True"], "auxiliary.load needs gates with noise"),
         (["--rule", "froze"], "did you mean 'frozen'?"),
         (["--rule", "rc(weigt=3)"], "did you mean 'weight'?"),
@@ -136,7 +135,7 @@ def test_what_can_be_refused_early_is_refused_before_anything_is_simulated(
 ) -> None:
     if "LOCKED/run" in flags and os.geteuid() == 0:
         pytest.skip("root can write everywhere")
-    names = {"FILE": tmp_path / "file", "LOCKED": tmp_path / "locked", "NOWHERE": tmp_path / "nowhere"}
+    names = {"FILE": tmp_path / "file", "LOCKED": tmp_path / "locked"}
     names["FILE"].touch()
     names["LOCKED"].mkdir(mode=0o555)
     for name, path in names.items():
@@ -147,61 +146,6 @@ def test_what_can_be_refused_early_is_refused_before_anything_is_simulated(
     error = complaint(capsys, "train", "heat/smoe", *output, *flags)
     assert text in error and "simulating" not in error
     assert not (tmp_path / "run").exists()
-
-
-RECIPE_FILE = """
-from dataclasses import replace
-from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
-from smoe.rules import RoutingClassification
-
-DATA = HeatDiffusion(spatial_shape=(8, 7), num_steps=10, num_train_runs=10, num_validation_runs=1, num_test_runs=1)
-RECIPE = HeatRecipe(data=DATA, training=replace(HEAT_TRAINING, max_epochs=1, device="cpu"))
-RECIPES = {"heavy": replace(RECIPE, rule=RoutingClassification(weight=2.0)), "none": 3}
-"""
-
-
-def test_a_recipe_of_a_users_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(RECIPE_FILE)
-    assert main(["train", "mine.py", "--seed", "3"]) == 0
-    assert "mine.py, test split" in capsys.readouterr().out
-    stored = json.loads(Path("runs/mine-3/recipe.json").read_text())
-    assert stored["recipe"]["seed"] == 3 and stored["recipe"]["rule"]["type"] == "rc"
-    assert main(["train", "mine.py:heavy", "--output-dir", "heavy"]) == 0
-    stored = json.loads(Path("heavy/recipe.json").read_text())
-    assert stored["recipe"]["rule"]["weight"] == 2.0
-    # The run knows its recipe: the file is needed no more.
-    Path("mine.py").unlink()
-    assert main(["train", "--resume", "heavy", "--training.max-epochs", "2"]) == 0
-    assert main(["evaluate", "heavy"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "name", "text"),
-    [
-        (None, "mine.py", "there is no recipe file mine.py"),
-        ("RECIPE = 3", "mine.py", "a recipe must derive from smoe_paper.experiments.recipe.Recipe, got 3"),
-        ("x = 1", "mine.py", "mine.py defines neither RECIPE nor RECIPES"),
-        ("RECIPES = {'heavy': 1}", "mine.py:heav", "mine.py has no recipe named 'heav'; did you mean 'heavy'?"),
-        ("RECIPES = {'a': 1, 'b': 2}", "mine.py", "mine.py has several recipes: name one, such as mine.py:a"),
-        ("import nothing_of_the_kind", "mine.py", "mine.py cannot be read: ModuleNotFoundError: No module named"),
-        ("1 +", "mine.py", "mine.py cannot be read: SyntaxError"),
-    ],
-)
-def test_files_that_are_no_recipes(
-    content: str | None,
-    name: str,
-    text: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        Path("mine.py").write_text(content)
-    assert text in complaint(capsys, "train", name)
 
 
 @pytest.fixture

@@ -42,7 +42,6 @@ def changed(path: str, value: Any, name: str = "heat/smoe") -> dict[str, Any]:
         ("data.spatial_shape", [64], "data.spatial_shape must have 2 values, got 1"),
         ("data.spatial_shape", 64, "data.spatial_shape must be a list, got 64"),
         ("data.diffusivities", [0.1, "x"], r"data.diffusivities\[1\] must be a number, got 'x'"),
-        ("data.region_map", 3, "data.region_map must be a path or null, got 3"),
         ("model.weighted", 1, "model.weighted must be true or false, got 1"),
         ("model.gate", "tenso", "model.gate must be one of 'tensor', 'factorised'.*got 'tenso'"),
         ("training", [], r"training must be a dictionary, got \[\]"),

@@ -91,19 +91,6 @@ def start_of(recipe: Recipe) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_initial_weights_in_every_experiment(name: str, tiny: dict[str, Recipe], tmp_path: Path) -> None:
-    first = train_and_load(name, tiny[name], tmp_path / "first")
-    start = start_of(tiny[name])
-    experts = next(key for key in start if key.endswith("weight") and "gate" not in key)
-    assert not torch.equal(first[experts], start[experts]) and not torch.equal(scores_of(first), scores_of(start))
-    # Another seed begins with the best weights of the first run, and a learning rate of 0 leaves them.
-    still = replace(tiny[name], init_from=tmp_path / "first", seed=1, optimizer=Adam(lr=0.0))
-    second = train_and_load(name, still, tmp_path / "second")
-    best = load_checkpoint(RunDirectory(tmp_path / "first").best_checkpoint)["model"]
-    assert torch.equal(second[experts], best[experts]) and torch.equal(scores_of(second), scores_of(best))
-
-
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", [Adam, SgdMomentum])
 def test_every_optimiser_and_a_learning_rate_of_the_gates_in_every_experiment(
     name: str, kind: type[Adam | SgdMomentum], tiny: dict[str, Recipe], tmp_path: Path

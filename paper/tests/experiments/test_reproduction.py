@@ -53,7 +53,7 @@ def test_runs_are_made_in_two_processes_and_stored(tmp_path: Path) -> None:
     make_runs(runs, store, tmp_path / "runs", jobs=2, on_end=lambda run: ended.append(run.label))
     assert sorted(ended) == ["seed 0", "seed 1", "seed 2"]
     for run in runs:
-        result = store.read(run.key)
+        result = store.runs().get(run.key)
         assert result is not None and result["seed"] == run.recipe.seed
         assert result["epochs"] == len(result["validation"]) == 2
         assert (result["parameters"], result["gate_parameters"]) == (27, 3 * 9 * 7)
@@ -73,7 +73,7 @@ def test_a_stop_loses_nothing(whole: dict[str, Any], tmp_path: Path, number: sig
     process = start(tmp_path)
     store, long, short = RunStore(tmp_path / "runs.jsonl"), tiny_runs(1, EPOCHS)[0], tiny_runs(2, 1)[1]
     metrics = tmp_path / "runs" / long.key.name / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text() and store.has(short.key))
+    wait_for(lambda: metrics.exists() and metrics.read_text() and short.key in store.runs())
     process.send_signal(number)
     assert process.wait(timeout=90) == -number
     # The process that trained is gone too, and holds the folder no longer.
@@ -82,10 +82,10 @@ def test_a_stop_loses_nothing(whole: dict[str, Any], tmp_path: Path, number: sig
     assert 1 <= num_epochs < EPOCHS
     time.sleep(0.7)
     assert len(metrics.read_text().splitlines()) == num_epochs
-    assert not store.has(long.key)
+    assert long.key not in store.runs()
 
     make_runs([long], store, tmp_path / "runs")
-    assert without_time(store.read(long.key)) == whole
+    assert without_time(store.runs()[long.key]) == whole
 
 
 def test_a_killed_process_is_told(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_killed_process_is_told(tmp_path: Path) -> None:
     threading.Thread(target=kill).start()
     with pytest.raises(RunError, match=r"trained seed 0 was killed by SIGKILL.*give the same command again"):
         make_runs([run], store, tmp_path / "runs")
-    assert not store.has(run.key)
+    assert run.key not in store.runs()
 
 
 def test_a_diverged_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

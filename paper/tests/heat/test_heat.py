@@ -9,7 +9,6 @@ import torch
 
 from smoe.training.run_directory import CheckpointError, RunDirectory, RunError, load_checkpoint
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.heat.model import make_region_map, make_split
 from smoe_paper.heat.pictures import draw_run, learned
 from smoe_paper.heat.recipes import HEAT_TRAINING, ConvNetModel, HeatDiffusion, HeatRecipe
 
@@ -49,21 +48,21 @@ def test_several_processes_do_not_predict_a_split(small_run: Path, monkeypatch: 
 
 
 def test_pictures_are_drawn(small_run: Path) -> None:
-    pictures = draw_run(open_run(small_run, "last"))
+    pictures = draw_run(open_run(small_run, "last", ()))
     assert [picture.name for picture in pictures] == ["accuracy.png", "routing.png"]
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
 
 
 def test_a_baseline_has_a_curve_but_no_routing(tmp_path: Path) -> None:
     train("heat/conv", replace(SMALL, model=ConvNetModel()), tmp_path, notify=quietly)
-    run = open_run(tmp_path)
+    run = open_run(tmp_path, splits=())
     assert [picture.name for picture in draw_run(run)] == ["accuracy.png"]
     with pytest.raises(ValueError, match="this run has ConvNet"):
         learned(run)
 
 
 def test_what_was_learned_is_what_is_drawn(small_run: Path) -> None:
-    run = open_run(small_run)
+    run = open_run(small_run, splits=())
     region_map, stencils, routing_map, experts = learned(run)
     assert region_map.shape == routing_map.shape == (9, 7)
     assert stencils.shape == experts.shape == (3, 3, 3)
@@ -97,23 +96,3 @@ def test_the_same_seed_trains_the_same_run(small_run: Path, tmp_path: Path) -> N
     train("heat/smoe", replace(SMALL, seed=1), tmp_path / "other", notify=quietly)
     other = load_checkpoint(tmp_path / "other" / "checkpoints" / "last.safetensors")["model"]
     assert not torch.equal(other["layer.weight"], theirs["layer.weight"])
-
-
-def test_frames_are_kept_and_found_again(tmp_path: Path) -> None:
-    data = replace(SMALL.data, cache_dir=tmp_path)
-    said: list[str] = []
-    region_map = make_region_map(data)
-    first = make_split(data, region_map, "test", said.append)
-    second = make_split(data, region_map, "test", said.append)
-    assert len(said) == 1
-    assert all(torch.equal(a, b) for a, b in zip(first[3], second[3], strict=True))
-    make_split(replace(data, test_seed=1), region_map, "test", said.append)
-    make_split(replace(data, diffusivities=(0.1, 0.2, 0.25)), region_map, "test", said.append)
-    assert len(said) == 3
-
-
-def test_a_region_map_comes_from_a_file(tmp_path: Path) -> None:
-    region_map = np.array([[0, 0, 1], [1, 1, 0]])
-    np.save(tmp_path / "map.npy", region_map)
-    data = HeatDiffusion(region_map=tmp_path / "map.npy", diffusivities=(0.1, 0.2))
-    np.testing.assert_array_equal(make_region_map(data), region_map)

@@ -15,7 +15,6 @@ from smoe_paper.heat.data import (
     draw_initial_states,
     grow_region_map,
     keep_frames,
-    load_region_map,
     simulate_heat,
 )
 
@@ -84,44 +83,6 @@ def test_growth_refuses() -> None:
         grow_region_map((0, 4), 3)
     with pytest.raises(ValueError, match="num_types must be at least 1, got 0"):
         grow_region_map((4, 4), 0)
-
-
-def test_maps_in_files(tmp_path: Path) -> None:
-    region_map = grow_region_map((5, 7), 3)
-    np.save(tmp_path / "map.npy", region_map.astype(np.uint8))
-    loaded = load_region_map(tmp_path / "map.npy")
-    assert loaded.dtype == np.int64
-    np.testing.assert_array_equal(loaded, region_map)
-    with pytest.raises(ValueError, match=r"absent\.npy: .*; expected integers"):
-        load_region_map(tmp_path / "absent.npy")
-
-
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.zeros((2, 2, 2), dtype=int), r"int64 of \(2, 2, 2\)"),
-        (np.zeros((2, 2)), "float64"),
-        (np.zeros((0, 2), dtype=int), r"\(0, 2\)"),
-        (np.array([[{}]], dtype=object), "bad.npy"),
-        (np.array([[0, 2]]), "without a gap"),
-        (np.array([[0, -1]]), "without a gap"),
-    ],
-)
-def test_bad_arrays_are_refused(tmp_path: Path, array: np.ndarray, message: str) -> None:
-    np.save(tmp_path / "bad.npy", array, allow_pickle=True)
-    with pytest.raises(ValueError, match=message) as refusal:
-        load_region_map(tmp_path / "bad.npy")
-    assert "bad.npy" in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("shape", ["(2000000, 2000000)", "(4611686018427387904, 16)", "(-1, 8)", "((8, 8)"])
-def test_headers_that_claim_what_the_file_does_not_hold(tmp_path: Path, shape: str) -> None:
-    header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}"
-    text = header.ljust(117).encode() + b"\n"
-    (tmp_path / "claims.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(512))
-    with pytest.raises(ValueError, match=r"region map .*claims.npy: .*; expected integers") as refusal:
-        load_region_map(tmp_path / "claims.npy")
-    assert "\n" not in str(refusal.value)
 
 
 def test_initial_states_follow_the_definition() -> None:

@@ -11,7 +11,7 @@ from smoe.cli.main import main
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.reproduction import plan_runs
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.tables import Row, Scale, draw_figures, markdown
+from smoe_paper.experiments.tables import Row, Scale, markdown
 from smoe_paper.experiments.task import Learning, build_optimizer
 from smoe_paper.weather.model import Setting, build_model
 from smoe_paper.weather.scores import store_references
@@ -63,7 +63,6 @@ def test_the_rows_are_distinct_recipes_and_say_what_the_paper_says() -> None:
 
 
 def _result(recipe: Recipe, rmse: float) -> dict[str, Any]:
-    shares = [0.2, 0.1]
     return {
         "recipe": recipe.plain(),
         "seed": recipe.seed,
@@ -72,8 +71,6 @@ def _result(recipe: Recipe, rmse: float) -> dict[str, Any]:
         "gate_parameters": 5,
         "best_epoch": 2,
         "seconds": 3.0,
-        "validation": [0.5, 0.4],
-        "routing": {f"routing/{name}": shares for name in ("changed", "changed_since_start", "reordered")},
         "processor": "one",
         "torch": "2",
         "commit": "abc",
@@ -102,8 +99,6 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
     assert any(line.startswith("| Persistence | 0 |") for line in lines)
     assert any(line.startswith("| Weekly climatology | 0 |") for line in lines)
     assert "| R&T ResNet | 10+5 | 316 | 400 | 1.80 | 2.00 | simulated | 1 | tiny | 2 | 3 |" in lines
-    pictures = draw_figures(experiment, [table], store, tmp_path)
-    assert [picture.name for picture in pictures] == ["3-days.png", "3-days-changes.png"]
     planned = plan_runs(experiment, [table], scale, 1, data=data)
     assert all(run.recipe.data.store == data for run in planned)  # type: ignore[union-attr]
 

@@ -8,7 +8,7 @@ import sys
 from smoe.command_line import UsageError
 from smoe.errors import suggest
 from smoe_paper.benchmarks.registry import BENCHMARKS
-from smoe_paper.experiments.experiment import DataCommand, all_experiments, all_recipes, experiment_of
+from smoe_paper.experiments.experiment import all_experiments, all_recipes, experiment_of
 
 SUBCOMMANDS = {
     "prepare": "write the compact store that training reads",
@@ -34,26 +34,22 @@ examples:
 
 def run_data(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
-        sys.stdout.write(
-            DATA_HELP.format(commands="\n".join(_describe(name, text) for name, text in SUBCOMMANDS.items()))
-        )
+        sys.stdout.write(DATA_HELP.format(commands="\n".join(map(_describe, SUBCOMMANDS))))
         return 0 if args else 2
     subcommand, rest = args[0], args[1:]
     if subcommand not in SUBCOMMANDS:
         raise UsageError(f"smoe data has no subcommand {subcommand!r}; {suggest(subcommand, SUBCOMMANDS)}")
     commands = commands_of(subcommand)
     if not rest or rest[0] in ("-h", "--help", "help"):
-        sys.stdout.write(
-            f"usage: smoe data {subcommand} NAME ...\n\n{_describe(subcommand, SUBCOMMANDS[subcommand])}\n"
-        )
+        sys.stdout.write(f"usage: smoe data {subcommand} NAME ...\n\n{_describe(subcommand)}\n")
         return 0 if rest else 2
     if rest[0] in commands:
-        module, _, function = commands[rest[0]].address.partition(":")
+        module, _, function = commands[rest[0]][0].partition(":")
         return getattr(importlib.import_module(module), function)(rest[1:])
     raise UsageError(f"smoe data {subcommand} knows no data {rest[0]!r}; {suggest(rest[0], commands)}")
 
 
-def commands_of(subcommand: str) -> dict[str, DataCommand]:
+def commands_of(subcommand: str) -> dict[str, tuple[str, str]]:
     """The commands of all experiments under a subcommand, by the name of their data."""
     return {
         name: command
@@ -63,17 +59,14 @@ def commands_of(subcommand: str) -> dict[str, DataCommand]:
     }
 
 
-def _describe(subcommand: str, text: str) -> str:
-    lines = [f"  {name:<15}{command.text}" for name, command in commands_of(subcommand).items()]
-    return "\n".join([f"{subcommand}: {text}", *lines])
-
-
-RECIPES_HELP = "usage: smoe recipes\n\nLists the recipes with the paper's results.\n"
+def _describe(subcommand: str) -> str:
+    lines = [f"  {name:<15}{text}" for name, (_, text) in commands_of(subcommand).items()]
+    return "\n".join([f"{subcommand}: {SUBCOMMANDS[subcommand]}", *lines])
 
 
 def run_recipes(args: list[str]) -> int:
     if args and args[0] in ("-h", "--help"):
-        sys.stdout.write(RECIPES_HELP)
+        sys.stdout.write("usage: smoe recipes\n\nLists the recipes with the paper's results.\n")
         return 0
     if args:
         raise UsageError(f"smoe recipes takes no argument, got {args[0]!r}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,7 +86,7 @@ def run(args: list[str]) -> int:
     if args and args[0] in ("-h", "--help"):
         sys.stdout.write(HELP.format(tables="\n".join(_list(experiment) for experiment in all_experiments())))
         return 0
-    names = _leading_names(args)
+    names = list(itertools.takewhile(lambda arg: not arg.startswith("-"), args))
     if not names:
         raise UsageError(
             f"name a table first, or {' or '.join(EXPERIMENTS)} for all of them (see smoe reproduce --help)"
@@ -108,7 +109,7 @@ def _write_page() -> int:
                 write_report(experiment.tables, table, store)
     text = page((experiment.tables, store) for experiment, store in stores.items())
     (RESULTS / "tables.md").write_text(text)
-    _print_paths([RESULTS / "tables.md"])
+    sys.stdout.write(f"{RESULTS / 'tables.md'}\n")
     return 0
 
 
@@ -118,15 +119,6 @@ def _list(experiment: Experiment) -> str:
         source = f", {table.source} of the paper" if table.source else ""
         lines.append(f"  {table.name:<28}{table.title} ({len(table.rows)} rows{source})")
     return "\n".join(lines)
-
-
-def _leading_names(args: list[str]) -> list[str]:
-    names: list[str] = []
-    for arg in args:
-        if arg.startswith("-"):
-            break
-        names.append(arg)
-    return names
 
 
 def _select(name: str) -> tuple[Experiment, list[ResultTable]]:
@@ -146,7 +138,7 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     except ValueError as error:
         raise UsageError(str(error)) from None
     output_dir = options.output_dir or RESULTS / experiment.name
-    data = options.store or experiment.default_data(options.runs_dir)
+    data = options.store or (options.runs_dir / "data" if experiment.is_simulated else experiment.data_folder)
     if data is None and not options.dry_run:
         remedy = experiment.data_remedy or f"smoe data prepare {experiment.name} makes a store"
         raise UsageError(f"--store: where are the data of {experiment.name}? {remedy}")
@@ -158,7 +150,7 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     store = RunStore(output_dir / "runs.jsonl")
     data = data or Path()
     planned = plan_runs(experiment.tables, tables, scale, options.seeds, only=options.rows, data=data)
-    missing = [run for run in planned if not store.has(run.key)]
+    missing = [run for run in planned if run.key not in store.runs()]
     write = sys.stdout.write
     if options.dry_run:
         for table in tables:
@@ -171,7 +163,8 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     def write_tables() -> list[Path]:
         return [write_report(experiment.tables, table, store) for table in tables]
 
-    experiment.store_references(tables, scale, data, store, _notify)
+    if (store_references := experiment.find("store_references")) is not None:
+        store_references(tables, scale, data, store, _notify)
     written = write_tables()
     if missing:
         # Runs take minutes, and their speed is known only over many of them.
@@ -184,20 +177,16 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
                 write_tables()
 
             make_runs(missing, store, options.runs_dir, jobs=options.jobs, num_threads=options.threads, on_end=end)
-    pictures = experiment.draw_tables(tables, store, options.runs_dir, output_dir, data)
+    if (draw_tables := experiment.find("draw_tables")) is not None:
+        written += draw_tables(tables, store, options.runs_dir, output_dir, data)
     write(f"{len(planned)} of {len(planned)} runs are stored in {store.path}\n")
-    _print_paths([*written, *pictures])
+    write("".join(f"{path}\n" for path in written))
     return 0
 
 
 def _reached(result: Mapping[str, Any], monitor: str) -> str:
     value = result["test"].get(monitor)
     return "diverged" if value is None else f"{value:.4f} after {result['epochs']} epochs ({result['stopped']})"
-
-
-def _print_paths(paths: Sequence[Path]) -> None:
-    for path in paths:
-        sys.stdout.write(f"{path}\n")
 
 
 def _notify(text: str) -> None:

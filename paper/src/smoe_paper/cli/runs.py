@@ -12,65 +12,25 @@ import tyro
 
 from smoe.cli.report import FitPlaces, Report, fit_data, parse_report, write_report
 from smoe.command_line import UsageError, parse
-from smoe_paper.experiments.experiment import EvaluateOptions, find_experiment
-
-EVALUATE_HELP = """\
-usage: smoe evaluate RUN [--split test|validation|train] [--checkpoint best|last] [--data.PLACE PATH] [...]
-
-Scores a trained run, wherever its directory was moved; --data.store, --data.root or --data.cache-dir names the data
-where these were moved, or lie outside the run and the working directory.
-
-examples:
-  smoe evaluate runs/first
-  smoe evaluate runs/first --split validation
-  smoe evaluate /elsewhere/run --data.store stores/era5
-
-`smoe evaluate RUN --help` lists every option.
-"""
+from smoe_paper.experiments.experiment import find_experiment
 
 
-def run_evaluate(args: list[str]) -> int:
-    if not args or args[0] in ("-h", "--help"):
-        sys.stdout.write(EVALUATE_HELP)
-        return 0 if args else 2
-    if args[0].startswith("-"):
-        raise UsageError("give a run directory first (see smoe evaluate --help)")
-    path = Path(args[0])
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Scores a trained run.
 
-    from smoe.training.run_directory import RunDirectory
-    from smoe_paper.experiments.runs import data_places, open_run, read_recipe
+    Attributes:
+        split: Data to score on.
+        checkpoint: The best weights by the validation split, or the last ones.
+    """
 
-    _, recipe = read_recipe(RunDirectory(path))
-    experiment, prog = find_experiment(recipe.experiment), f"smoe evaluate {path}"
-    options, data = parse_with_places(EvaluateOptions, data_places(recipe), args[1:], prog)
-    opened = open_run(path, options.checkpoint, (options.split,), _notify, data)
-    experiment.evaluate(opened, options)
-    return 0
-
-
-def parse_with_places(kind: type[Any], places: list[str], args: list[str], prog: str) -> tuple[Any, dict[str, Path]]:
-    """The options of a command that opens a run, and the places of data that were given as `--data.PLACE PATH`."""
-    moved = make_dataclass("Places", [(place, Path | None, field(default=None)) for place in places], frozen=True)
-    moved.__doc__ = "Places of the data, where they are not those of the recipe."
-    fields: list[Any] = [("options", Annotated[kind, tyro.conf.arg(name="")], field(default_factory=kind))]
-    fields.append(("data", moved, field(default_factory=moved)))
-    both = make_dataclass("Options", fields, frozen=True)
-    both.__doc__ = (kind.__doc__ or "").splitlines()[0]
-    parsed: Any = parse(both, args, prog=prog)
-    given = {place: getattr(parsed.data, place) for place in places if getattr(parsed.data, place) is not None}
-    return parsed.options, given
-
-
-SHOW_HELP = """usage: smoe show RUN [--checkpoint best|last] [--data.PLACE PATH]
-
-Draws what a run learned into RUN/pictures and prints the paths: its scores by epoch and its routing. --data.PLACE names
-data that were moved, or lie outside the run and the working directory. `smoe report RUN` shows more.
-"""
+    split: Literal["test", "validation", "train"] = "test"
+    checkpoint: Literal["best", "last"] = "best"
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Draws what a run learned into RUN/pictures.
+    """Draws what a run learned into RUN/pictures: its scores by epoch and its routing. `smoe report RUN` shows more.
 
     Attributes:
         checkpoint: The best weights by the validation split, or the last ones.
@@ -79,25 +39,47 @@ class ShowOptions:
     checkpoint: Literal["best", "last"] = "best"
 
 
-def run_show(args: list[str]) -> int:
-    if not args or args[0] in ("-h", "--help"):
-        sys.stdout.write(SHOW_HELP)
-        return 0 if args else 2
-    if args[0].startswith("-"):
-        raise UsageError("give a run directory first (see smoe show --help)")
-    path = Path(args[0])
+def run_evaluate(args: list[str]) -> int:
+    return _open_and("evaluate", EvaluateOptions, args)
 
+
+def run_show(args: list[str]) -> int:
     from smoe.cli.fit import run_show as show_fit
     from smoe.regression import is_model_folder
-    from smoe.training.run_directory import RunDirectory
-    from smoe_paper.experiments.runs import data_places, open_run, read_recipe
 
-    if is_model_folder(path):
-        return show_fit(args)
+    return show_fit(args) if args and is_model_folder(Path(args[0])) else _open_and("show", ShowOptions, args)
+
+
+def _open_and(command: str, kind: type[Any], args: list[str]) -> int:
+    """Opens a run with the data that were given as `--data.NAME PATH`, and scores or draws it."""
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(
+            f"usage: smoe {command} RUN [--checkpoint best|last] [--data.NAME PATH] [...]\n\n{kind.__doc__}\n"
+            "--data.store, --data.root or --data.cache-dir names data that were moved, or lie outside the run and the\n"
+            f"working directory. `smoe {command} RUN --help` lists every option.\n"
+        )
+        return 0 if args else 2
+    if args[0].startswith("-"):
+        raise UsageError(f"give a run directory first (see smoe {command} --help)")
+    path = Path(args[0])
+
+    from smoe.training.run_directory import RunDirectory
+    from smoe_paper.experiments.runs import data_paths, open_run, read_recipe
+
     _, recipe = read_recipe(RunDirectory(path))
     experiment = find_experiment(recipe.experiment)
-    options, data = parse_with_places(ShowOptions, data_places(recipe), args[1:], f"smoe show {path}")
-    for picture in experiment.draw(open_run(path, options.checkpoint, (), _notify, data)):
+    moved = make_dataclass("Data", [(key, Path | None, field(default=None)) for key in data_paths(recipe)])
+    moved.__doc__ = "Paths of the data, where they are not those of the recipe."
+    fields: list[Any] = [("options", Annotated[kind, tyro.conf.arg(name="")], field(default_factory=kind))]
+    both = make_dataclass("Options", [*fields, ("data", moved, field(default_factory=moved))])
+    both.__doc__ = (kind.__doc__ or "").splitlines()[0]
+    parsed: Any = parse(both, args[1:], prog=f"smoe {command} {path}")
+    data = {key: value for key, value in vars(parsed.data).items() if value is not None}
+    if isinstance(parsed.options, EvaluateOptions):
+        split = parsed.options.split
+        experiment.evaluate(open_run(path, parsed.options.checkpoint, (split,), _notify, data), split)
+        return 0
+    for picture in experiment.draw(open_run(path, parsed.options.checkpoint, (), _notify, data)):
         sys.stdout.write(f"{picture}\n")
     return 0
 
@@ -110,7 +92,6 @@ class RunPlaces(FitPlaces):
         store: Store of weather or ensemble fields.
         root: Folder of images.
         cache_dir: Folder of simulated data.
-        region_map: Map of regions.
         inputs: Inputs of a model that smoe fit made: files, in the order of the fit.
         targets: Targets of such a model.
     """
@@ -118,7 +99,6 @@ class RunPlaces(FitPlaces):
     store: Path | None = None
     root: Path | None = None
     cache_dir: Path | None = None
-    region_map: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +135,7 @@ def run_report(args: list[str]) -> int:
 
     from smoe_paper.experiments.read_run import ReadOptions, read_run
 
-    moved = {place: getattr(options.data, place) for place in ("store", "root", "cache_dir", "region_map")}
+    moved = {place: getattr(options.data, place) for place in ("store", "root", "cache_dir")}
     reading = ReadOptions(
         split=None if options.without_data else options.split,
         checkpoint=options.checkpoint,

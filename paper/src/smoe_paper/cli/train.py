@@ -19,7 +19,6 @@ from smoe_paper.experiments.experiment import all_recipes, experiment_of, find_r
 from smoe_paper.experiments.recipe import Recipe
 
 HELP = """usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE ...]
-       smoe train path/to/recipe.py [--FIELD VALUE ...]
        smoe train --resume RUN [--training.max-epochs N] [--FIELD VALUE ...]
 
 Trains a recipe. Every field of the recipe is a flag: `smoe train RECIPE --help` lists them.
@@ -28,8 +27,6 @@ The run directory holds the recipe, versions, metrics.jsonl (a line per epoch) a
 Runs are resumable: Ctrl-C saves a checkpoint, and --resume continues from it exactly. A run knows its recipe, so that
 `smoe train --resume RUN` needs no other flag, unless its data lie outside the run and the working directory: name them
 again, as by --data.store. With a larger --training.max-epochs a run is extended.
-
-A file of your own defines RECIPE, or a dictionary RECIPES; `smoe train recipe.py:NAME` names one of them.
 
 recipes, by experiment:
 {recipes}
@@ -40,7 +37,6 @@ examples:
   smoe train --resume runs/first --training.max-epochs 300
   smoe train heat/smoe --training.log-with tensorboard
   smoe train weather/smoe --data.store stores/era5 --data.lead-hours 120
-  smoe train weather/smoe --data.store stores/era5 --init-from runs/pretrained
   smoe train heat/smoe --data.num-train-runs 100 --model.num-experts 6 --rule "rc(error_quantile=0.4)"
 """
 
@@ -48,16 +44,8 @@ examples:
 def run(args: list[str]) -> int:
     if args and args[0] in ("-h", "--help"):
         groups = itertools.groupby(all_recipes(), lambda name: name.partition("/")[0])
-        lines = [
-            textwrap.fill(
-                " ".join(names),
-                100,
-                break_on_hyphens=False,
-                initial_indent=f"  {group:<15}",
-                subsequent_indent=" " * 17,
-            )
-            for group, names in groups
-        ]
+        wrapper = textwrap.TextWrapper(100, break_on_hyphens=False, initial_indent="  ", subsequent_indent=" " * 17)
+        lines = [wrapper.fill(f"{group:<15}{' '.join(names)}") for group, names in groups]
         sys.stdout.write(HELP.format(recipes="\n".join(lines)))
         return 0
     if len(args) >= 2 and args[0] == "--resume" and not args[1].startswith("-"):
@@ -65,32 +53,27 @@ def run(args: list[str]) -> int:
     if not args or args[0].startswith("-"):
         first = next(iter(all_recipes()))
         raise UsageError(f"name a recipe first: smoe train {first} (see smoe train --help)")
-    name = args[0]
-    default = find_recipe(name)
-    options = parse_recipe(default, args[1:], prog=f"smoe train {name}")
-    output_dir = options.output_dir or default_output_dir(name, options.recipe)
-    return _train(name, options, output_dir)
+    options = parse_recipe(find_recipe(args[0]), args[1:], prog=f"smoe train {args[0]}")
+    default = Path("runs") / f"{args[0].replace('/', '-')}-{options.recipe.seed}"
+    return _train(args[0], options, options.output_dir or default)
 
 
 def _resume(path: Path, args: list[str]) -> int:
     from smoe.training.run_directory import RunDirectory
-    from smoe_paper.experiments.runs import CACHE, check_places, outside_places, places_of, read_recipe, replace_places
+    from smoe_paper.experiments.runs import CACHE, check_paths, data_paths, outside_paths, read_recipe, with_data
 
     directory = RunDirectory(path)
     name, stored = read_recipe(directory)
-    outside = outside_places(stored, directory)
-    # Places that are not the recipe's to choose have no value: those that have none afterwards were not given.
-    options = parse_recipe(replace_places(stored, dict.fromkeys(outside)), args, prog=f"smoe train --resume {path}")
-    not_given = {place: at for place, at in outside.items() if places_of(options.recipe)[place] is None}
+    outside = outside_paths(stored, directory)
+    # Paths that are not the recipe's to choose have no value: those that have none afterwards were not given.
+    options = parse_recipe(with_data(stored, dict.fromkeys(outside)), args, prog=f"smoe train --resume {path}")
+    not_given = {key: at for key, at in outside.items() if data_paths(options.recipe)[key] is None}
     if not_given.pop(CACHE, None) is not None:
         sys.stderr.write(
             f"simulated data are not kept in {str(outside[CACHE])!r}, which is outside the run and the working "
             "directory; give --data.cache-dir to keep them there\n"
         )
-    if "init_from" in not_given and directory.last_checkpoint.exists():
-        # The weights to start from are not opened again.
-        options = replace(options, recipe=replace_places(options.recipe, {"init_from": not_given.pop("init_from")}))
-    check_places(directory, not_given)
+    check_paths(directory, not_given)
     return _train(name, replace(options, resume=True), path)
 
 
@@ -131,21 +114,9 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     return 0
 
 
-def default_output_dir(name: str, recipe: Recipe) -> Path:
-    """`runs/heat-smoe-0` for seed 0 of heat/smoe."""
-    file = name.partition(":")[0]
-    stem = Path(file).stem if file.endswith(".py") else name.replace("/", "-")
-    return Path("runs") / f"{stem}-{recipe.seed}"
-
-
 @dataclass(frozen=True)
 class RecipeFlags:
-    """What was typed after the name of a recipe.
-
-    Attributes:
-        log_with: Package that records the training; None records nothing. It is no field of the recipe: it changes
-            nothing of what is computed.
-    """
+    """What was typed after the name of a recipe; `log_with` changes nothing of what is computed."""
 
     recipe: Recipe
     output_dir: Path | None = None
@@ -153,26 +124,23 @@ class RecipeFlags:
     log_with: Tracker | None = None
 
 
-def parse_recipe(recipe: Recipe, args: list[str], *, prog: str, is_run: bool = True) -> RecipeFlags:
-    fields: list[Any] = [("recipe", Annotated[type(recipe), tyro.conf.arg(name=""), tyro.conf.FlagConversionOff])]
-    attributes = ["recipe: What to train."]
-    if is_run:
-        fields += [
-            ("output_dir", Path | None, field(default=None)),
-            ("resume", Annotated[bool, tyro.conf.FlagCreatePairsOff], field(default=False)),
-            ("log_with", Annotated[Tracker | None, tyro.conf.arg(name="training.log-with")], field(default=None)),
-        ]
-        attributes += [
-            "output_dir: Run directory; runs/RECIPE-SEED if not given.",
-            "resume: Continue the run in the output directory.",
-            "log_with: Record the training with this package too; Weights & Biases and MLflow stay offline unless "
-            "their environment variables say otherwise.",
-        ]
+def parse_recipe(recipe: Recipe, args: list[str], *, prog: str) -> RecipeFlags:
     # The flags are those of the recipe's own class, which is known only now.
+    fields: list[Any] = [
+        ("recipe", Annotated[type(recipe), tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]),
+        ("output_dir", Path | None, field(default=None)),
+        ("resume", Annotated[bool, tyro.conf.FlagCreatePairsOff], field(default=False)),
+        ("log_with", Annotated[Tracker | None, tyro.conf.arg(name="training.log-with")], field(default=None)),
+    ]
     kind = make_dataclass("Options", fields, frozen=True)
-    summary = (type(recipe).__doc__ or "").splitlines()[0]
-    kind.__doc__ = f"{summary}\n\nAttributes:\n" + "".join(f"    {line}\n" for line in attributes)
+    kind.__doc__ = f"""{(type(recipe).__doc__ or "").splitlines()[0]}
+
+Attributes:
+    recipe: What to train.
+    output_dir: Run directory; runs/RECIPE-SEED if not given.
+    resume: Continue the run in the output directory.
+    log_with: Record the training with this package too; Weights & Biases and MLflow stay offline unless their
+        environment variables say otherwise.
+"""
     options: Any = parse(kind, args, prog=prog, default=kind(recipe))
-    if not is_run:
-        return RecipeFlags(options.recipe)
     return RecipeFlags(options.recipe, options.output_dir, options.resume, options.log_with)

@@ -17,7 +17,7 @@ from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRec
 from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 from smoe_paper.ens10.tables import reference_name, store_folder
 from smoe_paper.ens10.variables import TASKS
-from smoe_paper.experiments.experiment import EvaluateOptions, Notify, ReportParts, print_result
+from smoe_paper.experiments.experiment import Notify, ReportParts, print_result
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
@@ -45,7 +45,7 @@ def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size:
 
 def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields the corrected mean and the truth, `(B, 1, H, W)` each, in physical units."""
-    for output, target in run.predict(split):
+    for output, target in run.outputs(split):
         yield gaussian_head(output, target[:, 1], target[:, 2])[0][:, None], target[:, :1]
 
 
@@ -76,12 +76,12 @@ def store_references(
         store.write_reference(name, {"label": f"{RAW}, {members} members, {scale.name}", "test": scores})
 
 
-def print_run_scores(run: OpenRun, options: EvaluateOptions) -> None:
+def print_run_scores(run: OpenRun, split: str) -> None:
     assert isinstance(run.recipe, EnsembleRecipe)
     data, store = run.recipe.data, open_store(run.recipe.data)
-    raw = score_raw_ensemble(store, getattr(data, f"{options.split}_years"))
+    raw = score_raw_ensemble(store, getattr(data, f"{split}_years"))
     published = paper_results(run.name, store.task, store.num_members)
-    print_result(run.name, options.split, run.evaluate(options.split), run.directory.path, published, {RAW: raw})
+    print_result(run.name, split, run.evaluate(split), run.directory.path, published, {RAW: raw})
     Console(highlight=False).print(
         f"{store.task} from {store.num_members} members. crps, eecrps: of the normal distributions, as in ENS-10, "
         "without latitude weights; spread_skill: spread over error, 1 is right; efi_dates: forecasts with an extreme "

@@ -18,7 +18,7 @@ from smoe_paper.ens10.recipes import (
     SpatialMoEUNetModel,
     paper_results,
 )
-from smoe_paper.experiments.experiment import DataCommand, Experiment
+from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 
 Task = Literal["z500", "t850", "t2m"]
@@ -150,9 +150,10 @@ class EnsembleExperiment(Experiment):
     name: ClassVar[str] = "ens10"
     recipe_type = EnsembleRecipe
     recipes = ENSEMBLE_RECIPES
-    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("prepare", "ens10"): DataCommand(
-            "smoe_paper.ens10.commands:run_prepare", "--root DATA --output STORE --task z500 [--members 10]"
+    data_commands: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
+        ("prepare", "ens10"): (
+            "smoe_paper.ens10.commands:run_prepare",
+            "--root DATA --output STORE --task z500 [--members 10]",
         ),
     }
     tables = ENS10_TABLES

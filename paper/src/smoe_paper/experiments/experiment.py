@@ -1,7 +1,7 @@
 """What an experiment provides, all experiments by name, and their recipes. Imports no torch.
 
-An experiment is a folder and one line in `EXPERIMENTS`. Its class states recipes and tables; what needs torch is found
-by name in its folder, in `model.py`, `scores.py` or `pictures.py`: `build_task`, `report_parts`, `draw_tables`, ...
+An experiment is a folder and one line in `EXPERIMENTS`. What needs torch is found by name in its `model.py`,
+`scores.py` or `pictures.py`: `build_task`, and where they are wanted `report_parts`, `draw_tables`, ...
 """
 
 from __future__ import annotations
@@ -9,21 +9,18 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoe.errors import suggest
 from smoe.training import RecipeError, from_plain
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.stored_runs import RunStore
-from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, TableSet, draw_figures
+from smoe_paper.experiments.tables import PublishedResult, TableSet
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
     from smoe.reports.parts import Places
     from smoe.training.task import Task
@@ -43,27 +40,6 @@ SPLITS = ("train", "validation", "test")
 
 Notify = Callable[[str], None]
 """Receives messages about what is being done."""
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """Scores a trained run.
-
-    Attributes:
-        split: Data to score on.
-        checkpoint: The best weights by the validation split, or the last ones.
-    """
-
-    split: Literal["test", "validation", "train"] = "test"
-    checkpoint: Literal["best", "last"] = "best"
-
-
-@dataclass(frozen=True)
-class DataCommand:
-    """A subcommand of `smoe data`: `module:function`, which takes a list of arguments and returns an exit code."""
-
-    address: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -102,18 +78,21 @@ class Experiment:
     tables: ClassVar[TableSet]
 
     builds_without_data: ClassVar[bool] = False
-    """Whether `build` without splits opens none of the places that the recipe's data name."""
+    """Whether `build` without splits opens none of the paths that the recipe's data name."""
 
     is_simulated: ClassVar[bool] = False
     """Whether the data are simulated where they are needed, and kept beside the runs."""
 
+    data_folder: ClassVar[Path | None] = None
+    """Folder of other data if the user names none; None if they have to."""
+
     data_remedy: ClassVar[str] = ""
     """What to do where no data are named; empty for `smoe data prepare NAME`."""
 
-    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {}
-    """Subcommands of `smoe data` by subcommand and name of the data, such as `("prepare", "weather")`."""
+    data_commands: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {}
+    """Address `module:function` and text of subcommands of `smoe data`, such as `("prepare", "weather")`."""
 
-    def _find(self, function: str) -> Callable[..., Any] | None:
+    def find(self, function: str) -> Callable[..., Any] | None:
         """A function of the experiment's folder."""
         package = type(self).__module__.rpartition(".")[0]
         for name in ("model", "scores", "pictures"):
@@ -123,67 +102,35 @@ class Experiment:
                     return found
         return None
 
-    def _call(self, function: str, *args: Any) -> Any:
-        found = self._find(function)
-        if found is None:
-            raise NotImplementedError(f"{self.name} has no {function}")
-        return found(*args)
-
     def build(self, recipe: Any, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
         """Makes everything that the training loop needs, with the data of the splits."""
-        return self._call("build_task", recipe, splits, notify)
+        build_task = self.find("build_task")
+        assert build_task is not None
+        return build_task(recipe, splits, notify)
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
         """What the paper prints for a recipe."""
         found = self.published_results.get(recipe_name)
         return () if found is None else (found,)
 
-    def evaluate(self, run: OpenRun, options: Any) -> None:
-        """Scores a run, which was opened with the split of the options, and prints a table."""
-        found = self._find("print_run_scores")
+    def evaluate(self, run: OpenRun, split: str) -> None:
+        """Scores a run, which was opened with the split, and prints a table."""
+        found = self.find("print_run_scores")
         if found is not None:
-            return found(run, options)
-        values = run.evaluate(options.split)
-        return print_result(run.name, options.split, values, run.directory.path, self.published(run.name))
-
-    def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields predictions and truths of a split, batch by batch, in physical units where the data have any."""
-        found = self._find("physical_predictions")
-        return run.predict(split) if found is None else found(run, split)
+            return found(run, split)
+        return print_result(run.name, split, run.evaluate(split), run.directory.path, self.published(run.name))
 
     def draw(self, run: OpenRun) -> list[Path]:
         """Draws scores by epoch and what was learned into a run's folder; returns the pictures."""
-        found = self._find("draw_run")
+        found = self.find("draw_run")
         if found is not None:
             return found(run)
-        pictures = run.draw_curve(f"validation/{run.recipe.training.monitor}")
-        return pictures + run.draw_routing(self.report_parts(run, None).places)
+        return run.draw_curve() + run.draw_routing(self.report_parts(run, None).places)
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
         """What only the experiment knows about a run that was opened with a split; None for a report without data."""
-        found = self._find("report_parts")
+        found = self.find("report_parts")
         return ReportParts() if found is None else found(run, split, notify)
-
-    def store_references(
-        self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
-    ) -> None:
-        """Scores the forecasts without training that the tables show, unless they are stored."""
-        found = self._find("store_references")
-        if found is not None:
-            found(tables, scale, data, store, notify)
-
-    def draw_tables(
-        self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
-    ) -> list[Path]:
-        """Draws the figures of tables from stored runs, and from weights in `runs_dir`; returns the pictures."""
-        found = self._find("draw_tables")
-        if found is None:
-            return draw_figures(self.tables, tables, store, output_dir)
-        return found(self.tables, tables, store, runs_dir, output_dir, data)
-
-    def default_data(self, runs_dir: Path) -> Path | None:
-        """Folder of the data if the user names none; None if they have to."""
-        return runs_dir / "data" if self.is_simulated else None
 
 
 @functools.cache
@@ -210,43 +157,10 @@ def all_recipes() -> Mapping[str, Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or of a user's file, `path/to/recipe.py`.
-
-    A file defines `RECIPE`, or several in a dictionary `RECIPES`, one of which is named as `path/to/recipe.py:NAME`.
-    """
-    path, _, entry = name.partition(":")
-    if path.endswith(".py"):
-        return _recipe_of_file(Path(path), entry)
     recipes = all_recipes()
     if name in recipes:
         return recipes[name]
     raise RecipeError(f"no recipe named {name!r}; {suggest(name, recipes, cutoff=0.4)}")
-
-
-def _recipe_of_file(path: Path, entry: str) -> Recipe:
-    if not path.is_file():
-        raise RecipeError(f"there is no recipe file {path}")
-    spec = importlib.util.spec_from_file_location(f"smoe_recipe_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses of the file look their annotations up in the module.
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise RecipeError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    recipes: dict[str, object] = dict(getattr(module, "RECIPES", {}))
-    if not recipes and not hasattr(module, "RECIPE"):
-        raise RecipeError(f"{path} defines neither RECIPE nor RECIPES")
-    if entry and entry not in recipes:
-        raise RecipeError(f"{path} has no recipe named {entry!r}; {suggest(entry, recipes)}")
-    if not entry and not hasattr(module, "RECIPE"):
-        raise RecipeError(f"{path} has several recipes: name one, such as {path}:{next(iter(recipes))}")
-    recipe = recipes[entry] if entry else module.RECIPE
-    if not isinstance(recipe, Recipe):
-        raise RecipeError(f"{path}: a recipe must derive from smoe_paper.experiments.recipe.Recipe, got {recipe!r}")
-    return recipe
 
 
 def recipe_from_plain(plain: dict[str, Any]) -> Recipe:

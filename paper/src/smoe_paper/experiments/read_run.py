@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from smoe.reports.parts import ErrorMap, Places
 from smoe.reports.read_fit import (
     FitData,
     environment_facts,
-    read_and_compare,
     read_fit,
     repeating_command,
 )
@@ -29,11 +27,9 @@ from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
 from smoe.training.run_directory import Record, RunDirectory
 from smoe.training.task import MetricSums, OrderedBatches, load_batches, num_samples
 from smoe_paper.experiments.experiment import Experiment, Notify, ReportParts, experiment_of
-from smoe_paper.experiments.runs import CheckpointName, data_places, open_run, read_recipe
+from smoe_paper.experiments.runs import CheckpointName, data_paths, open_run, read_recipe
 from smoe_paper.experiments.tables import PublishedResult
 from smoe_paper.experiments.task import OpenRun
-
-UNCHANGED = "input unchanged"
 
 
 @dataclass(frozen=True)
@@ -47,18 +43,6 @@ class ReadOptions:
     split: Literal["test", "validation"] | None = "test"
     checkpoint: CheckpointName = "best"
     data: Mapping[str, Any] | None = None
-
-
-def read_runs(
-    paths: Sequence[Path],
-    options: ReadOptions,
-    *,
-    fit_data: Mapping[Path, FitData] | None = None,
-    plain: Path | None = None,
-    notify: Notify = print,
-) -> list[RunReport]:
-    """Reads runs and fitted models, and compares those that can be compared."""
-    return read_and_compare(paths, partial(read_run, options=options, notify=notify, fit_data=fit_data), plain)
 
 
 def read_run(
@@ -75,8 +59,8 @@ def read_run(
     name, recipe = read_recipe(directory)
     history = directory.read_history()
     environment = directory.read_environment()
-    places = set(data_places(recipe))
-    moved = {place: value for place, value in (options.data or {}).items() if place in places}
+    paths = data_paths(recipe)
+    moved = {name: value for name, value in (options.data or {}).items() if name in paths}
     splits = () if options.split is None else (options.split,)
     run = open_run(path, options.checkpoint, splits, notify, moved)
     experiment = experiment_of(run.recipe)
@@ -87,12 +71,14 @@ def read_run(
         notify(f"{label}: reading the {options.split} split")
         unchanged, digest, sample = read_split(run, options.split)
         notify(f"{label}: measuring errors on the {options.split} split")
-        maps = measure_errors(experiment.predict(run, options.split), parts.places, parts.targets)
+        maps = measure_errors(run.predict(options.split), parts.places, parts.targets)
     model = run.task.model.cpu().eval()
     gates = read_gates(model, parts.places, sample)
     of_task = None if run.task.regions is None else run.task.regions.cpu().numpy()
     regions = of_task if parts.regions is None else parts.regions
     plain = recipe.plain()
+    # Neither folders nor the number of training samples make another task to be scored on.
+    same_task = {key: v for key, v in plain["data"].items() if key not in paths and not key.startswith("num_train")}
     return RunReport(
         label=label,
         title=name,
@@ -113,7 +99,7 @@ def read_run(
         recipe={key: value for key, value in plain.items() if key != "experiment"},
         facts=_facts(environment, parts, options.split, digest),
         remarks=(*parts.remarks, *_region_remarks(regions, gates)),
-        identity=json.dumps([recipe.experiment, options.split, _without_places(plain["data"], places)], sort_keys=True),
+        identity=json.dumps([recipe.experiment, options.split, same_task], sort_keys=True),
     )
 
 
@@ -184,7 +170,7 @@ def _score_sheet(
     rows = [ScoreRow(name, "this run", values, is_own=True)] if values else []
     simple = dict(parts.baselines)
     if unchanged is not None:
-        simple.setdefault(UNCHANGED, unchanged)
+        simple.setdefault("input unchanged", unchanged)
     rows += [ScoreRow(key, "here, same data", scores) for key, scores in simple.items()]
     if words == "test":
         found = parts.published if parts.published is not None else _published(experiment, name)
@@ -260,8 +246,3 @@ def _region_remarks(regions: np.ndarray | None, gates: tuple[GateMap, ...]) -> l
     if not shares:
         return []
     return [f"The routing holds {100 * max(shares):.1f} % of the information about the known regions of the pixels."]
-
-
-def _without_places(data: Mapping[str, Any], places: set[str]) -> dict[str, Any]:
-    """The data of a recipe without folders and the number of training samples: the same task to be scored on."""
-    return {key: value for key, value in data.items() if key not in places and not key.startswith("num_train")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from smoe.options import BiasOwner, GateInit, Order
@@ -102,7 +101,6 @@ class Recipe:
         auxiliary: Further losses of the routing.
         optimizer: Optimiser of all parameters.
         training: Batches, schedule and stopping.
-        init_from: Run directory whose best weights are the start, with a new optimiser; None for random weights.
         seed: Seed of the initial weights and of the shuffles.
     """
 
@@ -116,7 +114,6 @@ class Recipe:
     auxiliary: AuxiliaryLosses = field(default_factory=AuxiliaryLosses)
     optimizer: Adam | SgdMomentum = field(default_factory=Adam)
     training: TrainingPlan = field(default_factory=TrainingPlan)
-    init_from: Path | None = None
     seed: int = 0
 
     def plain(self) -> dict[str, Any]:

@@ -62,10 +62,7 @@ class RunKey:
 
 
 class RunStore:
-    """A file of results.
-
-    A result is found by comparing recipes.
-    """
+    """A file of results, which are found by comparing recipes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,13 +79,6 @@ class RunStore:
         identity = RunKey.of(recipe).identity
         of_recipe = {key.seed: result for key, result in self.runs().items() if key.identity == identity}
         return [of_recipe[seed] for seed in sorted(of_recipe)]
-
-    def has(self, key: RunKey) -> bool:
-        return key in self.runs()
-
-    def read(self, key: RunKey) -> Plain | None:
-        """The result of a run; None if it is not stored."""
-        return self.runs().get(key)
 
     def write(self, key: RunKey, result: Plain) -> None:
         self.runs()[key] = result

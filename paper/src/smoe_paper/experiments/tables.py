@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -388,44 +388,3 @@ def percent(mean: float, spread: float | None = None, decimals: int = 1) -> str:
         return text
     short = "0" if spread == 0 else f"{spread:.{decimals}f}" if spread >= 0.5 * 10**-decimals else f"{spread:.1g}"
     return f"{text} ± {short}"
-
-
-def draw_figures(table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, output_dir: Path) -> list[Path]:
-    """Draws the validation loss by epoch for each table, and how the routing moved; returns the pictures."""
-    return [picture for table in tables for picture in _draw_table(table_set, table, store, output_dir)]
-
-
-_QUANTITIES = {
-    "routing/changed": "choices changed in an epoch, in %",
-    "routing/changed_since_start": "changed since the start, in %",
-    "routing/reordered": "places reordered in an epoch, in %",
-    "routing/region_information": "what a choice says of the known regions, in %",
-}
-
-
-def _draw_table(table_set: TableSet, table: ResultTable, store: RunStore, folder: Path) -> Iterator[Path]:
-    from smoe_paper.charts import draw_epochs
-
-    found = {row.label: outcomes(table_set, row, store) for row in table.rows}
-    # The first seed of the largest scale that was trained.
-    runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
-    losses = {label: run["validation"] for label, run in runs.items() if run["validation"]}
-    if not losses:
-        return
-    name = table.short_name
-    draw_epochs({"validation loss": losses}, folder / f"{name}.png")
-    yield folder / f"{name}.png"
-    panels = {
-        quantity: {label: curve for label, run in runs.items() if (curve := _percent(run, key))}
-        for key, quantity in _QUANTITIES.items()
-    }
-    panels = {quantity: curves for quantity, curves in panels.items() if curves}
-    if panels:
-        draw_epochs(panels, folder / f"{name}-changes.png")
-        yield folder / f"{name}-changes.png"
-
-
-def _percent(run: dict[str, Any], key: str) -> list[float]:
-    """Of an epoch each; empty for a net whose gates cannot learn."""
-    shares = run.get("routing", {}).get(key, [])
-    return [100.0 * share for share in shares] if any(shares) else []

@@ -26,6 +26,7 @@ from smoe.training.distribution import make_accelerator
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Collate, Metric, Task, evaluate, predict
 from smoe_paper.baselines.low_rank import LowRankLocal2d
+from smoe_paper.experiments.experiment import experiment_of
 from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, GateOptions, Recipe, SgdMomentum
 from smoe_paper.experiments.samples import BatchedSamples
 
@@ -237,7 +238,12 @@ class OpenRun:
         return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, plan.num_workers)
 
     def predict(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the prediction and the target of each batch of a split, in order."""
+        """Yields predictions and truths of a split, batch by batch, in physical units where the data have any."""
+        found = experiment_of(self.recipe).find("physical_predictions")
+        return self.outputs(split) if found is None else found(self, split)
+
+    def outputs(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the network's output and the target of each batch of a split, in order."""
         plan, task = self.recipe.training, self.task
         accelerator, model = self._prepare()
         if accelerator.num_processes > 1:
@@ -245,25 +251,21 @@ class OpenRun:
                 f"a split is predicted in order by one process, but {accelerator.num_processes} run; start the command "
                 "without a launcher"
             )
-        yield from predict(
-            model,
-            task.splits[split],
-            plan.evaluation_batch_size,
-            collate=task.collate,
-            device=accelerator.device,
-            num_workers=plan.num_workers,
-        )
+        options: dict[str, Any] = {"device": accelerator.device, "num_workers": plan.num_workers}
+        yield from predict(model, task.splits[split], plan.evaluation_batch_size, collate=task.collate, **options)
 
-    def draw_curve(self, *keys: str, reference: tuple[str, float] | None = None) -> list[Path]:
-        """Draws metrics of the validation split by epoch; returns the picture, or nothing before the first epoch."""
-        from smoe_paper.charts import draw_scores
+    def draw_curve(self, reference: tuple[str, float] | None = None) -> list[Path]:
+        """Draws the monitored metric by epoch; returns the picture, or nothing before the first epoch."""
+        from smoe_paper.charts import draw_score
 
-        history = [record for record in self.directory.read_history() if record.get(keys[0]) is not None]
-        if not history:
+        plan = self.recipe.training
+        key, path = f"validation/{plan.monitor}", self.directory.pictures / "accuracy.png"
+        history = enumerate(self.directory.read_history(), start=1)
+        values = {epoch: record[key] for epoch, record in history if record.get(key) is not None}
+        if not values:
             return []
-        path = self.directory.pictures / "accuracy.png"
-        titles = {key: key.replace("_", " ").replace("/", ", ") for key in keys}
-        draw_scores(history, titles, path, reference=reference, is_maximum=True)
+        title = key.replace("_", " ").replace("/", ", ")
+        draw_score(values, title, path, is_maximum=plan.monitor_mode == "max", reference=reference)
         return [path]
 
     def draw_routing(self, places: Places | None) -> list[Path]:

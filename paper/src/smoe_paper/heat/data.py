@@ -55,22 +55,6 @@ def grow_region_map(shape: tuple[int, int], num_types: int, seed: int = 42) -> n
     return region_map
 
 
-def load_region_map(path: Path) -> np.ndarray:
-    """A map of regions from a `.npy` file: types 0, ..., n - 1, each of them present, int64, `(H, W)`."""
-    try:
-        # Mapped first: a header that claims too much takes no memory.
-        region_map = np.array(np.load(path, mmap_mode="r", allow_pickle=False))
-        is_map = region_map.ndim == 2 and region_map.dtype.kind in "iu" and region_map.size > 0
-        if not is_map or not np.array_equal(np.unique(region_map), np.arange(region_map.max() + 1)):
-            raise ValueError(f"it holds {region_map.dtype} of {region_map.shape}")
-    except Exception as error:  # a damaged header can make the parser of numpy fail in any way
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"region map {path}: {reason}; expected integers (H, W) written by numpy.save, 0, 1, ... without a gap"
-        ) from error
-    return region_map.astype(np.int64)
-
-
 MAX_DIFFUSIVITY = 0.25
 
 
@@ -156,9 +140,7 @@ class HeatPairs(BatchedSamples):
 
 
 def make_region_map(data: HeatDiffusion) -> np.ndarray:
-    """The map of region types `(H, W)`, loaded or generated."""
-    if data.region_map is not None:
-        return load_region_map(data.region_map)
+    """The map of region types `(H, W)`."""
     return grow_region_map(data.spatial_shape, len(data.diffusivities), data.region_seed)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +15,15 @@ from smoe.diagnostics import region_agreement, regions_of_experts
 from smoe.nn import SpatialMoE2d
 from smoe.reports.parts import Places
 from smoe.views import save_picture
-from smoe_paper.charts import COLOURS, Panel, draw_accuracies, draw_grids, draw_region_accuracies, show_numbers
+from smoe_paper.charts import COLOURS, show_numbers
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.runs import kept_run
 from smoe_paper.experiments.stored_runs import RunStore
-from smoe_paper.experiments.tables import Outcome, ResultTable, Row, TableSet, outcomes
+from smoe_paper.experiments.tables import Outcome, ResultTable, Row, outcomes
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.heat.data import diffusion_stencil, make_region_map
 from smoe_paper.heat.recipes import PUBLISHED, HeatDiffusion, SpatialMoEModel
-from smoe_paper.heat.tables import DAMPINGS, QUANTILES, SMOE, grid_recipe
+from smoe_paper.heat.tables import DAMPINGS, HEAT, QUANTILES, SMOE, grid_recipe
 from smoe_paper.models import SpatialMoENet
 
 METRIC = "within_1_percent"
@@ -89,8 +88,7 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 def draw_run(run: OpenRun) -> list[Path]:
     """The accuracy by epoch, and the routing map with the experts of an SMoE."""
     paper = PUBLISHED.get(run.name)
-    reference = (f"paper, after {paper.epochs} epochs", paper.mean) if paper else None
-    pictures = run.draw_curve(f"validation/{run.recipe.training.monitor}", reference=reference)
+    pictures = run.draw_curve((f"paper, after {paper.epochs} epochs", paper.mean) if paper else None)
     if isinstance(run.recipe.model, SpatialMoEModel):
         pictures.append(run.directory.pictures / "routing.png")
         draw_routing(*learned(run), pictures[-1])
@@ -98,52 +96,50 @@ def draw_run(run: OpenRun) -> list[Path]:
 
 
 def draw_tables(
-    table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
+    tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
 ) -> list[Path]:
     """The figures that stored runs allow; the routing only if the weights of the run are in `runs_dir`."""
     del data
     pictures: list[Path] = []
     names = {table.name: table for table in tables}
     if "heat/main" in names:
-        run = kept_run(table_set, SMOE, store, runs_dir)
+        run = kept_run(HEAT.tables, SMOE, store, runs_dir)
         if run is not None:
             pictures.append(output_dir / "routing.png")
             draw_routing(*learned(run), pictures[-1])
-        pictures += _draw_models(table_set, names["heat/main"].rows, store, output_dir)
+        pictures += _draw_accuracies(names["heat/main"].rows, store, output_dir / "accuracy.png")
     if "heat/quantile-damping" in names:
-        pictures += _draw_quantile_damping(table_set, store, output_dir / "quantile-damping.png")
+        pictures += _draw_quantile_damping(store, output_dir / "quantile-damping.png")
     return pictures
 
 
-def _draw_models(table_set: TableSet, rows: Sequence[Row], store: RunStore, folder: Path) -> Iterator[Path]:
-    found = {row.label: outcomes(table_set, row, store) for row in rows}
-    first_runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
-    if not first_runs:
+def _draw_accuracies(rows: Sequence[Row], store: RunStore, path: Path) -> Iterator[Path]:
+    """The accuracy of the first seed of each model by epoch."""
+    found = {row.label: outcomes(HEAT.tables, row, store) for row in rows}
+    runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
+    if not runs:
         return
-    curves = {label: [value or 0.0 for value in run["validation"]] for label, run in first_runs.items()}
-    # Not all models were trained at the same scale.
-    all_runs = HeatDiffusion().num_train_runs
-    lengths = {label: run["recipe"]["data"]["num_train_runs"] / all_runs for label, run in first_runs.items()}
-    label = "validation pixels within 1 %, in %"
-    draw_accuracies(
-        curves, folder / "accuracy.png", label=label, epoch_lengths=lengths, unit="epochs of the paper's data"
-    )
-    yield folder / "accuracy.png"
-    diffusivities = HeatDiffusion().diffusivities
-    accuracies = {label: _by_region(run, len(diffusivities)) for label, run in first_runs.items() if run["test"]}
-    if accuracies:
-        names = [f"diffusivity {diffusivity:g}" for diffusivity in diffusivities]
-        draw_region_accuracies(accuracies, names, folder / "regions.png", label="test pixels within 1 %, in %")
-        yield folder / "regions.png"
+    figure = Figure(figsize=(8.0, 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (label, run) in enumerate(runs.items()):
+        values = [value or 0.0 for value in run["validation"]]
+        # Not all models were trained at the same scale.
+        length = run["recipe"]["data"]["num_train_runs"] / HeatDiffusion().num_train_runs
+        style = ("-", (0, (5, 2)), (0, (1, 1.5)))[number // len(COLOURS) % 3]
+        epochs = np.arange(1, len(values) + 1) * length
+        axes.plot(epochs, values, label=label, color=COLOURS[number % len(COLOURS)], linestyle=style, linewidth=1.8)
+    axes.set(xscale="log", ylim=(0, 101), xlabel="epochs of the paper's data")
+    axes.set_ylabel("validation pixels within 1 %, in %")
+    axes.grid(color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save_picture(figure, path)
+    yield path
 
 
-def _by_region(run: dict[str, Any], num_regions: int) -> list[float]:
-    return [run["test"][f"within_1_percent/region_{region}"] for region in range(num_regions)]
-
-
-def _draw_quantile_damping(table_set: TableSet, store: RunStore, path: Path) -> Iterator[Path]:
+def _draw_quantile_damping(store: RunStore, path: Path) -> Iterator[Path]:
     cells = {
-        (row, column): outcomes(table_set, Row(("",), grid_recipe(quantile, damping)), store)
+        (row, column): outcomes(HEAT.tables, Row(("",), grid_recipe(quantile, damping)), store)
         for row, quantile in enumerate(QUANTILES)
         for column, damping in enumerate(DAMPINGS)
     }
@@ -155,22 +151,21 @@ def _draw_quantile_damping(table_set: TableSet, store: RunStore, path: Path) -> 
     accuracy = np.full((len(QUANTILES), len(DAMPINGS)), np.nan)
     epochs = accuracy.copy()
     for place, found in cells.items():
-        for outcome in found:
-            if outcome.scale.name == scale:
-                mean = outcome.mean(METRIC)
-                accuracy[place] = np.nan if mean is None else mean
-                epochs[place] = _epochs_to_all(outcome)
-    draw_grids(
-        [
-            Panel("test pixels within 1 %, in %", accuracy),
-            Panel(f"{scale} epochs to 100 % (blank: not all seeds)", epochs, decimals=0, palette="viridis_r"),
-        ],
-        [f"{quantile:g}" for quantile in QUANTILES],
-        ["none" if damping is None else f"{damping:g}" for damping in DAMPINGS],
-        path,
-        row_title="error quantile",
-        column_title="damping factor",
-    )
+        for outcome in (outcome for outcome in found if outcome.scale.name == scale):
+            mean = outcome.mean(METRIC)
+            accuracy[place] = np.nan if mean is None else mean
+            epochs[place] = _epochs_to_all(outcome)
+    figure = Figure(figsize=(8.4, 1.4 + 0.4 * len(QUANTILES)), layout="constrained")
+    all_axes = figure.subplots(1, 2)
+    show_numbers(all_axes[0], accuracy, "viridis", 1)
+    show_numbers(all_axes[1], epochs, "viridis_r", 0)
+    titles = ("test pixels within 1 %, in %", f"{scale} epochs to 100 % (blank: not all seeds)")
+    for axes, title in zip(all_axes, titles, strict=True):
+        axes.set_xticks(range(len(DAMPINGS)), ["none" if damping is None else f"{damping:g}" for damping in DAMPINGS])
+        axes.set_yticks(range(len(QUANTILES)), [f"{quantile:g}" for quantile in QUANTILES])
+        axes.set(xlabel="damping factor", ylabel="error quantile")
+        axes.set_title(title, fontsize=10.5)
+    save_picture(figure, path)
     yield path
 
 

@@ -155,7 +155,6 @@ class HeatDiffusion:
         spatial_shape: Rows and columns of the grid.
         diffusivities: Diffusivity of each region type, at most 0.25.
         region_seed: Seed of the region map.
-        region_map: File of a region map (.npy) to use instead of a generated one; it sets the grid.
         num_steps: Number of time steps of each run.
         num_train_runs: Number of runs in the training split.
         num_validation_runs: Number of runs in the validation split.
@@ -171,7 +170,6 @@ class HeatDiffusion:
     # In the order of the released command line; the paper's text gives the opposite order.
     diffusivities: tuple[float, ...] = (0.0025, 0.025, 0.25)
     region_seed: int = 42
-    region_map: Path | None = None
     num_steps: int = 100
     num_train_runs: int = 1000
     num_validation_runs: int = 20

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,14 @@ from matplotlib.figure import Figure
 from smoe.diagnostics import fixed_choices, fixed_gates, similarity_colours
 from smoe.reports.parts import Places
 from smoe.views import save_picture
-from smoe_paper.charts import Panel, draw_grids
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.runs import kept_run
 from smoe_paper.experiments.stored_runs import RunStore
-from smoe_paper.experiments.tables import Outcome, ResultTable, TableSet, outcomes
+from smoe_paper.experiments.tables import ResultTable
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.images.data import ImageSamples
 from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_SETS
+from smoe_paper.images.tables import IMAGES
 
 
 def mean_images(samples: ImageSamples, num_classes: int) -> np.ndarray:
@@ -53,16 +52,12 @@ def draw_choices(run: OpenRun, images: np.ndarray, classes: Sequence[str], path:
 
 
 def draw_tables(
-    table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
+    tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
 ) -> list[Path]:
-    """The errors of each class, and the routing where the weights of the run are in `runs_dir`."""
+    """The routing, where the weights of the run are in `runs_dir`."""
     pictures: list[Path] = []
-    for table in tables:
-        name = table.short_name
-        if name not in IMAGE_SETS:
-            continue
-        pictures += _draw_errors(table_set, table, name, store, output_dir / f"{name}-errors.png")
-        run = kept_run(table_set, IMAGE_RECIPES[f"{name}/smoe"], store, runs_dir, ("test",), root=data)
+    for name in (table.short_name for table in tables if table.short_name in IMAGE_SETS):
+        run = kept_run(IMAGES.tables, IMAGE_RECIPES[f"{name}/smoe"], store, runs_dir, ("test",), root=data)
         if run is not None:
             samples, classes = _images_of(run, "test")
             means = mean_images(samples, len(classes))
@@ -74,27 +69,6 @@ def _images_of(run: OpenRun, split: str) -> tuple[ImageSamples, tuple[str, ...]]
     samples = run.task.splits[split]
     assert isinstance(samples, ImageSamples)
     return samples, IMAGE_SETS[run.recipe.data.name].classes
-
-
-def _draw_errors(table_set: TableSet, table: ResultTable, name: str, store: RunStore, path: Path) -> Iterator[Path]:
-    classes = IMAGE_SETS[name].classes
-    found = {row.label: outcomes(table_set, row, store) for row in table.rows}
-    # Not all models were trained at the same scales: the label contains the scale.
-    errors = {
-        f"{label} ({outcome.scale.name})": _errors(outcome, len(classes))
-        for label, all_of_it in found.items()
-        for outcome in all_of_it
-    }
-    if not errors:
-        return
-    panel = Panel("errors on the test images of each class, in %", np.array(list(errors.values())), palette="YlOrRd")
-    draw_grids([panel], list(errors), classes, path, row_title="", column_title="class")
-    yield path
-
-
-def _errors(outcome: Outcome, num_classes: int) -> list[float]:
-    values = (outcome.values(f"error/class_{number}") for number in range(num_classes))
-    return [statistics.fmean(seeds) if seeds else float("nan") for seeds in values]
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:

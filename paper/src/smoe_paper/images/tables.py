@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from smoe.options import Order
 from smoe.rules import EndToEnd, Frozen, RoutingClassification, Rule, StraightThrough
-from smoe_paper.experiments.experiment import DataCommand, Experiment
+from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.images.recipes import (
     IMAGE_RECIPES,
@@ -124,11 +124,11 @@ class ImageExperiment(Experiment):
     recipes = IMAGE_RECIPES
     published_results = PUBLISHED
     builds_without_data = True
-    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("fetch", "mnist"): DataCommand("smoe_paper.images.fetch:run_mnist", "70,000 digits, 11.5 MB"),
-        ("fetch", "fashion-mnist"): DataCommand(
-            "smoe_paper.images.fetch:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"
-        ),
+    # The folder that `smoe data fetch` writes.
+    data_folder = Path("data")
+    data_commands: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
+        ("fetch", "mnist"): ("smoe_paper.images.fetch:run_mnist", "70,000 digits, 11.5 MB"),
+        ("fetch", "fashion-mnist"): ("smoe_paper.images.fetch:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"),
     }
     tables = TableSet(
         name="images",
@@ -161,11 +161,6 @@ class ImageExperiment(Experiment):
         ),
         data_field="root",
     )
-
-    def default_data(self, runs_dir: Path) -> Path:
-        """The folder that `smoe data fetch` writes."""
-        del runs_dir
-        return Path("data")
 
 
 IMAGES = ImageExperiment()

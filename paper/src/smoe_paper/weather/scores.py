@@ -14,7 +14,7 @@ from torch import Tensor
 from smoe.reports.parts import Places
 from smoe.training.task import Metric, MetricSums
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
-from smoe_paper.experiments.experiment import EvaluateOptions, Notify, ReportParts, print_result
+from smoe_paper.experiments.experiment import Notify, ReportParts, print_result
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
@@ -51,7 +51,7 @@ def samples_of(run: OpenRun, split: str) -> WeatherSamples:
 def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields forecasts and truths of a split in physical units."""
     samples = samples_of(run, split)
-    for prediction, truth in run.predict(split):
+    for prediction, truth in run.outputs(split):
         yield _to_physical(samples, prediction), _to_physical(samples, truth)
 
 
@@ -60,12 +60,12 @@ def _to_physical(samples: WeatherSamples, fields: Tensor) -> Tensor:
     return torch.stack(physical, dim=1)
 
 
-def print_run_scores(run: OpenRun, options: EvaluateOptions) -> None:
+def print_run_scores(run: OpenRun, split: str) -> None:
     """Scores a run beside persistence, climatologies and the paper, and prints a table."""
-    samples = samples_of(run, options.split)
+    samples = samples_of(run, split)
     baselines = score_baselines(samples, run.recipe.data.train_years)
     published = published_results(run.name, samples.lead_hours)
-    print_result(run.name, options.split, run.evaluate(options.split), run.directory.path, published, baselines)
+    print_result(run.name, split, run.evaluate(split), run.directory.path, published, baselines)
     Console(highlight=False).print(
         "rmse: root of the mean over times and area; mae: mean absolute error; both weighted by latitude. The paper's "
         "numbers are of ERA5, 2017-2018: a simulated atmosphere is another task, to be judged by its own persistence "

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
-from smoe_paper.experiments.experiment import DataCommand, Experiment
+from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.weather.recipes import (
     RASP_CONSTANTS,
@@ -221,8 +221,8 @@ class WeatherExperiment(Experiment):
     name: ClassVar[str] = "weather"
     recipe_type = WeatherRecipe
     recipes = WEATHER_RECIPES
-    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("prepare", "weather"): DataCommand("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
+    data_commands: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
+        ("prepare", "weather"): ("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
     }
     tables = WEATHER_TABLES
 
