@@ -27,8 +27,10 @@ def to_plain(value: Any) -> Any:
         return {"type": value.name, **_fields_to_plain(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields_to_plain(value)
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, Path) else value
 
 
@@ -86,7 +88,7 @@ def _fields_to_plain(value: Any) -> dict[str, Any]:
 
 def _restore(hint: Any, value: Any, place: str) -> Any:
     if value is None:
-        if type(None) in _options(hint):
+        if {type(None), Any} & set(_options(hint)):
             return None
         raise RecipeError(f"{place} must not be null")
     classes = classes_of(hint)
@@ -94,6 +96,8 @@ def _restore(hint: Any, value: Any, place: str) -> Any:
         return _restore_class(classes, value, place)
     if typing.get_origin(hint) is tuple or any(typing.get_origin(option) is tuple for option in _options(hint)):
         return _restore_tuple(hint, value, place)
+    if typing.get_origin(hint) is dict and isinstance(value, dict):
+        return {key: _restore(typing.get_args(hint)[1], item, f"{place}.{key}") for key, item in value.items()}
     for option in _options(hint):
         if _is_of(option, value):
             return Path(value) if option is Path else float(value) if option is float else value

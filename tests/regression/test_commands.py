@@ -20,8 +20,7 @@ import smoe
 from gridded_files import regional, times
 from smoe.cli.main import main
 from smoe.errors import DataError, Interrupted
-from smoe.regression._ladder import GridLadder
-from smoe.regression._ladder_fit import fit_ladders
+from smoe.regression._ladder_fit import LadderFit
 from smoe.regression._nets import NetShape, make_net
 from smoe.regression._options import RegressorOptions
 from smoe.regression._preparation import prepare
@@ -217,13 +216,11 @@ def test_a_signal_after_the_last_epoch_stops_the_fit_before_the_plain_net(folder
     prepared = prepare(x, y, options, {}, cache=tmp_path / "fields")
     shape = prepared.targets.grid.shape
     net = make_net(NetShape(1, 1, shape, closes_circle=False, num_targets=1), options)
-    ladders = fit_ladders(
-        prepared.splits["train"], prepared.splits["validation"], prepared.targets.grid, np.ones(shape)
-    )
-    base = BaseFields.of(ladders, prepared, np.ones(1, dtype=bool), "climatology", options)
-    ladder = GridLadder(ladders.train, prepared.statistics, np.ones(1, dtype=bool))
+    train, validation = prepared.splits["train"], prepared.splits["validation"]
+    ladders = LadderFit(train, validation, prepared.targets.grid, np.ones(shape)).run()
+    base = BaseFields.of(ladders, prepared, "climatology", options)
     splits = {
-        name: NetSamples(prepared.splits[name], ladder, values, base.scale, is_own=True)
+        name: NetSamples(prepared.splits[name], ladders.train, values, base.scale, is_own=True)
         for name, values in (("train", base.train), ("validation", base.validation))
     }
     objective = make_objective(prepared, options)

@@ -86,9 +86,9 @@ def test_a_prediction_is_the_base_and_what_the_net_adds(residual: str) -> None:
     assert known.kept == "net" and known.shares["net"].tolist() == [1.0]
     values = x["t2m"].values[:, None]
     seconds = x["time"].values.astype("datetime64[s]").astype(np.int64)
-    base = known.grid_ladder.predict(values, seconds, seconds, None, [known.base])[known.base]
+    base = known.ladder.predict(values, seconds, seconds, None, [known.base])[known.base]
     with torch.no_grad():
-        output = model.net(torch.from_numpy(known.grid_ladder.net_inputs(values, base, seconds, seconds, None)))
+        output = model.net(torch.from_numpy(known.ladder.net_inputs(values, base, seconds, seconds, None)))
     expected = (base + float(model.net.scale) * output.numpy())[:, 0]
     predicted = model.predict(x)["t2m"]
     is_there = np.isfinite(y["t2m"].values)
@@ -508,20 +508,21 @@ def test_files_of_a_stranger(tmp_path: Path) -> None:
         # A stranger can compute it too.
         (tmp_path / "m" / "config.json").write_text(json.dumps({**changed, "checksum": checksum(changed)}))
 
-    assert config["inputs"][0]["units"] == "K" and config["grid"]["hash"] == model.fitted.grid.hash
+    assert config["input_channels"][0]["units"] == "K" and config["grid"]["shape"] == [6, 9]
     for change, message in (
         ({"format": "other"}, "is not a model's config"),
         ({"version": 99}, "version 99"),
-        ({"inputs": None}, "is not a model's config: inputs must not be null"),
+        ({"input_channels": None}, "is not a model's config: input_channels must not be null"),
         ({"bounds": 3}, "is not a model's config: bounds must be .*, got 3"),
         ({"layout": {}}, "config: layout lacks the field 'variables'"),
         # Refused before memory is taken for such a net.
         ({"options": {**config["options"], "filters": 50_000}}, "do not fit its config: it describes 50000 filters"),
-        ({"net": {**config["net"], "grid": [90_000, 90_000]}}, "do not fit its config: its net is NetShape"),
+        ({"shape": {**config["shape"], "grid": [90_000, 90_000]}}, "do not fit its config: its net is NetShape"),
         ({"options": {**config["options"], "filters": 3}}, "do not fit its config"),
         ({"options": {**config["options"], "log_with": "wandb"}}, "sets log_with, which a model may not choose"),
         ({"options": {**config["options"], "scheduler": "tcp://x:1"}}, "options has no field 'scheduler'"),
-        ({"grid": {**config["grid"], "hash": "0"}}, "the hash of its grid"),
+        ({"grid": {**config["grid"], "rows": {"@array": "none"}}}, "is not a model's config: KeyError 'none'"),
+        ({"more": 1}, "is not a model's config: Learned has no field 'more'"),
     ):
         write({**config, **change})
         with pytest.raises(DataError, match=message):

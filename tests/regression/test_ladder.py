@@ -120,8 +120,8 @@ def test_a_level_beyond_all_that_was_seen_is_passed_on() -> None:
             each["t2m"].values[:, None],
             MONTHS[-len(late["time"]) :].astype("datetime64[s]").astype(np.int64),
         )
-        base = fitted.grid_ladder.predict(fields, starts, starts, None, names=["damped anomaly"])["damped anomaly"]
-        shown.append(fitted.grid_ladder.net_inputs(fields, base, starts, starts, None))
+        base = fitted.ladder.predict(fields, starts, starts, None, names=["damped anomaly"])["damped anomaly"]
+        shown.append(fitted.ladder.net_inputs(fields, base, starts, starts, None))
     # Nets see fields, and a base, of the level that they know; it is the same number of standard deviations everywhere.
     assert float(abs((shown[1] - shown[0]).mean(axis=(0, 2, 3))).max()) < 3.0
     assert float(abs(model.predict(late + 0.01)["t2m"] - before).max()) < 0.02
@@ -238,10 +238,10 @@ def test_a_combination_is_weighted_by_errors_that_were_not_fitted() -> None:
     if ladder.best == COMBINATION:
         assert np.allclose(sum(ladder.weights.values()), 1.0) and min(w.min() for w in ladder.weights.values()) >= 0.0
         members = {COMBINATION} | set(ladder.weights)
-        inputs = y["t2m"].values[100:110].reshape(10, 1, -1)
+        inputs = y["t2m"].values[100:110, None]
         seconds = y["time"].values.astype("datetime64[s]").astype(np.int64)[100:111]
-        found = ladder.predict(inputs, inputs, seconds[:-1], seconds[1:], names=sorted(members))
-        by_hand = sum(weight[:, None] * found[name] for name, weight in ladder.weights.items())
+        found = ladder.predict(inputs, seconds[:-1], seconds[1:], names=sorted(members))
+        by_hand = sum(weight[:, None, None] * found[name] for name, weight in ladder.weights.items())
         np.testing.assert_allclose(found[COMBINATION], by_hand, atol=1e-3)
 
 

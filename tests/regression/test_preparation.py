@@ -14,7 +14,7 @@ from gridded_files import regional, times
 from smoe.errors import DataError
 from smoe.gridded._source import FieldSource
 from smoe.regression._options import RegressorOptions
-from smoe.regression._preparation import Statistics, gather_statistics, prepare
+from smoe.regression._preparation import Statistics, prepare
 
 COUNT = 800
 PERIODS = {"train": "2001-01-01:2002-12-31", "validation": "2003-01-01:2003-03-01"}
@@ -125,11 +125,3 @@ def test_samples_that_are_dropped_do_not_enter_the_statistics(
     without = prepare(x.isel(time=x["time"] != x["time"][place]), y, options, PERIODS, cache=tmp_path).statistics
     for name in Statistics.names():
         np.testing.assert_allclose(getattr(dropped.statistics, name), getattr(without, name), rtol=1e-5, atol=1e-5)
-
-
-def test_a_second_pass_over_the_tables_gives_the_same(data: tuple[xr.Dataset, xr.Dataset], tmp_path: Path) -> None:
-    prepared = prepare(*data, RegressorOptions(max_memory_gb=1e-5), PERIODS, cache=tmp_path)
-    train = prepared.splits["train"]
-    again = gather_statistics(train.inputs, train.targets, train.pairs, prepared.statistics.reference)
-    for name in Statistics.names():
-        np.testing.assert_allclose(getattr(again, name), getattr(prepared.statistics, name), rtol=1e-5, atol=1e-5)

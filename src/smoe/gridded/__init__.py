@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 from smoe.gridded._axes import are_same_units
-from smoe.gridded._grids import HorizontalGrid, Orientation, grid_from_plain, grid_to_plain
+from smoe.gridded._grids import HorizontalGrid, NodeGrid, Orientation
 from smoe.gridded._open import (
     Data,
     OpenOptions,

@@ -272,18 +272,6 @@ def _step(values: np.ndarray) -> float:
     return max(float(np.median(steps)), 1e-6)
 
 
-def grid_to_plain(grid: HorizontalGrid) -> dict[str, Any]:
-    """What JSON keeps of a grid; its coordinates are kept beside it."""
-    return {
-        "kind": grid.kind,
-        "shape": list(grid.shape),
-        "closes_circle": grid.closes_circle,
-        "pole": None if grid.pole is None else list(grid.pole),
-        "hash": grid.hash,
-        "description": grid.describe(),
-    }
-
-
 @dataclass(frozen=True)
 class NodeGrid(HorizontalGrid):
     """Nodes in the order of their file: a grid of one row whose columns are no neighbours of each other.
@@ -328,11 +316,3 @@ def read_node_grid(array: xr.DataArray) -> tuple[NodeGrid, Orientation]:
     places = np.concatenate([np.asarray(array[name].values, np.float64) for name in PLACES]).T
     grid = NodeGrid.of(np.ascontiguousarray(places), str(array[DESCRIPTION].attrs["description"]))
     return grid, Orientation(np.arange(1), np.arange(len(places)))
-
-
-def grid_from_plain(plain: dict[str, Any], rows: np.ndarray, columns: np.ndarray) -> HorizontalGrid:
-    """The inverse of `grid_to_plain`."""
-    if plain["kind"] == "mesh":
-        return NodeGrid.of(rows, plain["description"])
-    pole = None if plain.get("pole") is None else tuple(plain["pole"])
-    return HorizontalGrid(plain["kind"], tuple(plain["shape"]), rows, columns, plain["closes_circle"], pole)

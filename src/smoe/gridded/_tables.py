@@ -8,10 +8,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -19,15 +19,12 @@ from smoe._files import read_ahead, write_atomically
 from smoe.errors import DataError
 from smoe.gridded._source import Channel, FieldSource
 
-# Bytes after which the rows are brought to the disk and journalled: what a lost machine costs at most.
-_BYTES_BETWEEN_SYNCS = 1 << 28
-
 
 class FieldStream:
     """Rows of float32 in `fields.f32`, and the number of those that have reached the disk in `fields.json`.
 
-    A context manager: rows that were written are journalled however it ends. A journal with another plan is not
-    continued. `values` is the file, mapped into memory; `done` counts the rows that an earlier stream left.
+    A journal with another plan is not continued. `values` is the file, mapped into memory; `done` counts the rows that
+    an earlier stream left.
     """
 
     def __init__(self, folder: Path, shape: tuple[int, ...], plan: dict[str, Any]) -> None:
@@ -47,37 +44,19 @@ class FieldStream:
             with self._data.open("wb") as file:
                 file.truncate(num_bytes)
         self.values = np.memmap(self._data, np.float32, "r", shape=shape) if num_bytes else np.empty(shape, np.float32)
-        self._row_bytes = num_bytes // max(shape[0], 1)
-        self._written, self._num_unsynced = self.done, 0
-        # Written, not mapped: mapped pages that wait for the disk would count as memory of the process.
-        self._file = self._data.open("r+b")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._sync()
-        self._file.close()
 
     def write(self, rows: slice, block: np.ndarray) -> None:
         try:
-            self._file.seek(rows.start * self._row_bytes)
-            self._file.write(np.ascontiguousarray(block, np.float32).data)
+            # Written, not mapped: mapped pages that wait for the disk would count as memory of the process.
+            with self._data.open("r+b") as file:
+                file.seek(rows.start * self.values[0].nbytes)
+                file.write(np.ascontiguousarray(block, np.float32).data)
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise DataError(f"{self._data} cannot be written: {error.strerror or error}") from error
-        self._written = rows.stop
-        self._num_unsynced += block.nbytes
-        if self._num_unsynced >= _BYTES_BETWEEN_SYNCS:
-            self._sync()
-
-    def _sync(self) -> None:
-        if not self._num_unsynced:
-            return
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        text = json.dumps({"plan": self._plan, "done": self._written}) + "\n"
+        text = json.dumps({"plan": self._plan, "done": rows.stop}) + "\n"
         write_atomically(self._journal, lambda file: file.write(text.encode()))
-        self._num_unsynced = 0
 
 
 # Those that programs write: CMIP, the NetCDF library, GrADS, and usual ones by hand. Not 9999, a usual largest value.
@@ -88,9 +67,6 @@ _MARKS = np.asarray(
 
 Progress = Callable[[int, int], None]
 """Called with the number of fields that are ready and the number of all."""
-
-Observe = Callable[[int, np.ndarray], None]
-"""Called with the first row of a block and its fields of all channels, `(n, C, H, W)`, each row once and in order."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +119,10 @@ def collect_fields(
     folder: Path | None = None,
     block_bytes: int = 1 << 28,
     progress: Progress | None = None,
-    observe: Observe | None = None,
 ) -> FieldTable:
     """Reads fields into memory, or streams them into a file that is mapped into memory. The source is read once.
 
-    A block is read while the one before is worked on. A stream that was stopped goes on from the last block; `observe`
-    sees the blocks that it left, too.
+    A block is read while the one before is worked on. A stream that was stopped goes on from the last block.
     """
     positions = np.unique(np.asarray(positions, np.int64))
     channels, is_static = source.channels, _is_static(source.channels)
@@ -159,28 +133,22 @@ def collect_fields(
         _check_block(static[None], [c for c in channels if c.is_static], source, positions[:1])
     step = block_rows(source, block_bytes)
     gaps = _Gaps(len(positions), is_static, static)
-    with ExitStack() as closing:
-        if folder is None:
-            values, done = np.empty(shape, np.float32), 0
-            write = values.__setitem__
-        else:
-            stream = closing.enter_context(FieldStream(folder, shape, _plan(source, positions, shape)))
-            values, done, write = stream.values, stream.done, stream.write
-        for first in range(0, done, step):
-            block = np.asarray(values[first : min(first + step, done)])
-            gaps.add(first, block)
-            if observe is not None:
-                observe(first, _with_static(block, static, is_static))
-        firsts = range(done, len(positions), step)
-        for first, block in read_ahead(lambda first: source.read(positions[first : first + step]), firsts):
-            dynamic = block[:, ~is_static] if is_static.any() else block
-            _check_block(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
-            gaps.add(first, dynamic)
-            write(slice(first, first + len(block)), dynamic)
-            if observe is not None:
-                observe(first, block)
-            if progress is not None:
-                progress(first + len(block), len(positions))
+    if folder is None:
+        values, done = np.empty(shape, np.float32), 0
+        write = values.__setitem__
+    else:
+        stream = FieldStream(folder, shape, _plan(source, positions, shape))
+        values, done, write = stream.values, stream.done, stream.write
+    for first in range(0, done, step):
+        gaps.add(first, np.asarray(values[first : min(first + step, done)]))
+    firsts = range(done, len(positions), step)
+    for first, block in read_ahead(lambda first: source.read(positions[first : first + step]), firsts):
+        dynamic = block[:, ~is_static] if is_static.any() else block
+        _check_block(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
+        gaps.add(first, dynamic)
+        write(slice(first, first + len(block)), dynamic)
+        if progress is not None:
+            progress(first + len(block), len(positions))
     found = gaps.counts, gaps.always, gaps.ever, gaps.lows, gaps.highs
     return FieldTable(channels, positions, values, static, *found)
 
@@ -310,73 +278,44 @@ def _plan(source: FieldSource, positions: np.ndarray, shape: tuple[int, ...]) ->
     }
 
 
-# Sums over few times in float32 keep the digits that float32 fields have; longer sums are in float64.
+# Times whose moments are taken at once.
 _MOST_ROWS = 64
-_PIECE_BYTES = 1 << 25
 
 
 class FieldMoments:
-    """Count, sum and sum of squares at each pixel `(C, H, W)`; missing values do not count.
-
-    Values count relative to those of the first times: a plain sum of squares would lose the digits in which large
-    values vary.
-    """
+    """Count, mean and sum of squared deviations from it at each pixel `(C, H, W)`; missing values do not count."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.count, self._sums, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        self._origin: np.ndarray | None = None
-        self._dtype: type[np.floating] = np.float32
-        row_bytes = 4 * int(np.prod(shape))
-        self._num_rows = max(1, min(_MOST_ROWS, _PIECE_BYTES // max(row_bytes, 1)))
+        self.count, self.means, self.squares = np.zeros((3, *shape))
 
     def add(self, fields: np.ndarray) -> None:
-        if self._origin is None:
-            few = fields[: self._num_rows]
-            number = (~np.isnan(few)).sum(axis=(0, 2, 3))
-            middle = np.nansum(few, axis=(0, 2, 3), dtype=np.float64) / np.maximum(number, 1)
-            total = np.add.reduce(few, axis=0, dtype=np.float64) / max(len(few), 1)
-            self._origin = np.where(np.isnan(total), middle[:, None, None], total).astype(np.float32)
-            sizes = np.fmax.reduce(np.abs(few), axis=(0, 2, 3))
-            if not ((sizes > 1e-12) & (sizes < 1e15))[sizes > 0.0].all():
-                # The squares of float32 would underflow or overflow.
-                self._dtype = np.float64
-        for first in range(0, len(fields), self._num_rows):
-            self._add_piece(fields[first : first + self._num_rows] - self._origin)
-
-    def _add_piece(self, distance: np.ndarray) -> None:
-        total = np.add.reduce(distance, axis=0)
-        if np.isnan(total).any():
-            missing = np.isnan(distance)
-            distance[missing] = 0.0
-            total = np.add.reduce(distance, axis=0)
-            self.count += len(distance) - missing.sum(axis=0)
-        else:
-            self.count += len(distance)
-        self._sums += total
-        self._squares += np.einsum("nchw,nchw->chw", distance, distance, dtype=self._dtype)
-
-    @property
-    def squares(self) -> np.ndarray:
-        """Sum of squared deviations from the mean of the pixel, `(C, H, W)`."""
-        return np.maximum(self._squares - np.square(self._sums) / np.maximum(self.count, 1.0), 0.0)
+        """Adds fields `(N, C, H, W)`: the moments of two sets are those of each and the distance of their means."""
+        for first in range(0, len(fields), _MOST_ROWS):
+            piece = fields[first : first + _MOST_ROWS].astype(np.float64)
+            missing = np.isnan(piece)
+            count = len(piece) - missing.sum(axis=0)
+            total = self.count + count
+            piece[missing] = 0.0
+            means = piece.sum(axis=0) / np.maximum(count, 1)
+            piece -= means
+            piece[missing] = 0.0
+            share, apart = count / np.maximum(total, 1), means - self.means
+            self.squares += np.einsum("nchw,nchw->chw", piece, piece) + np.square(apart) * self.count * share
+            self.means += apart * share
+            self.count = total
 
     def by_channel(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation over times and pixels, each `(C,)`; NaN for a channel without values."""
         count = self.count.sum(axis=(1, 2))
         safe = np.where(count > 0, count, np.nan)
-        means = self._means()
-        mean = (self.count * means).sum(axis=(1, 2)) / safe
-        between = (self.count * np.square(means - mean[:, None, None])).sum(axis=(1, 2))
+        mean = (self.count * self.means).sum(axis=(1, 2)) / safe
+        between = (self.count * np.square(self.means - mean[:, None, None])).sum(axis=(1, 2))
         return mean, np.sqrt((self.squares.sum(axis=(1, 2)) + between) / safe)
 
     def by_pixel(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation over times, each `(C, H, W)`; NaN at pixels without values."""
         safe = np.where(self.count > 0, self.count, np.nan)
-        return np.where(self.count > 0, self._means(), np.nan), np.sqrt(self.squares / safe)
-
-    def _means(self) -> np.ndarray:
-        origin = 0.0 if self._origin is None else self._origin.astype(np.float64)
-        return origin + self._sums / np.maximum(self.count, 1.0)
+        return self.means + 0.0 * safe, np.sqrt(self.squares / safe)
 
 
 # Robust standard deviations from the median beyond which the values of a time may be wrong, and values to find these.

@@ -7,8 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -18,7 +17,7 @@ from torch import nn
 
 from smoe._files import FileLock, LockedError, reason_not_to_write, write_atomically
 from smoe._integrity import checksum
-from smoe._plain import RecipeError, from_plain
+from smoe._plain import RecipeError, from_plain, to_plain
 from smoe.diagnostics import fixed_choices, fixed_gates
 from smoe.errors import DataError, printable, suggest
 from smoe.gridded import (
@@ -26,13 +25,12 @@ from smoe.gridded import (
     FieldSource,
     HorizontalGrid,
     MonthTimes,
+    NodeGrid,
     OpenOptions,
     Orientation,
     Period,
     are_same_units,
     find_month_times,
-    grid_from_plain,
-    grid_to_plain,
     import_xarray,
     open_fields,
 )
@@ -46,7 +44,7 @@ from smoe.meshes import (
     restored_variables,
     with_mesh,
 )
-from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, GridLadder, Ladder, LadderWords, Spread, num_channels
+from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, Ladder, Spread, num_channels
 from smoe.regression._nets import (
     NetShape,
     Regression,
@@ -64,35 +62,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-Described = tuple[tuple[str, ...], np.ndarray, dict[str, Any]]
+Attributes = dict[str, str | int | float | list[Any]]
+Described = tuple[tuple[str, ...], np.ndarray, Attributes]
 """Dimensions, values and attributes of an array."""
-
-_Attributes = dict[str, str | int | float | list[Any]]
-
-
-@dataclass(frozen=True)
-class _Words:
-    """What JSON keeps of an `OutputLayout`."""
-
-    variables: tuple[tuple[str, int, tuple[str, ...], _Attributes], ...]
-    coordinates: dict[str, list[Any]]
-    mappings: dict[str, _Attributes]
-    time: tuple[str, _Attributes]
-    attributes: _Attributes
-    is_array: bool
-    mesh_dimension: str | None
-    mesh: dict[str, list[Any]] | None
-    months: MonthTimes | None
-
-
-@dataclass(frozen=True)
-class _DescribedWords:
-    """What JSON keeps of a described array; None for numbers, which stand beside it."""
-
-    dims: tuple[str, ...]
-    text: list[Any] | str | None
-    attributes: _Attributes
-
 
 # What holds for the targets of the training only, and attributes that name variables that are not written.
 _OF_THE_TARGETS = ("forecast_period", "forecast_reference_time")
@@ -117,12 +89,12 @@ class OutputLayout:
         months: Where in its month each time of monthly targets lies; None for others.
     """
 
-    variables: tuple[tuple[str, int, tuple[str, ...], dict[str, Any]], ...]
+    variables: tuple[tuple[str, int, tuple[str, ...], Attributes], ...]
     coordinates: dict[str, Described]
-    mappings: dict[str, dict[str, Any]]
-    time: tuple[str, dict[str, Any]]
+    mappings: dict[str, Attributes]
+    time: tuple[str, Attributes]
     orientation: Orientation
-    attributes: dict[str, Any]
+    attributes: Attributes
     is_array: bool
     mesh: tuple[str, dict[str, Described]] | None = None
     months: MonthTimes | None = None
@@ -174,97 +146,35 @@ class OutputLayout:
         sample_coordinates: dict[str, Described],
         sample_dims: tuple[str, ...],
         sample_shape: tuple[int, ...],
-        *,
-        quantiles: tuple[float, ...] | None = None,
-        has_spread: bool = False,
+        options: RegressorOptions,
     ) -> xr.Dataset:
-        """Makes a data set of predictions."""
+        """Makes a data set of predictions `(N, K, n, H, W)`."""
         xr = import_xarray()
         turned = self.orientation.turn_back(values)
-        arrays: dict[str, Any] = {}
-        channel = 0
-        for name, num_levels, dims, attributes in self.variables:
-            part = turned[:, channel : channel + max(num_levels, 1)]
-            channel += max(num_levels, 1)
-            attributes = {key: value for key, value in attributes.items() if key not in _DROPPED}
-            if has_spread:
-                arrays[name] = self._variable(part[:, :, 0], sample_dims, sample_shape, num_levels, dims, attributes)
-                spread = {"long_name": f"standard deviation of {name}", "units": attributes.get("units", "")}
-                spread |= {"grid_mapping": attributes["grid_mapping"]} if "grid_mapping" in attributes else {}
-                arrays[f"{name}_spread"] = self._variable(
-                    part[:, :, 1], sample_dims, sample_shape, num_levels, dims, spread
-                )
-            elif quantiles is not None:
-                stacked = [
-                    self._variable(part[:, :, number], sample_dims, sample_shape, num_levels, dims, attributes)[1]
-                    for number in range(len(quantiles))
-                ]
-                at = len(sample_dims)
-                arrays[name] = ((*sample_dims, "quantile", *dims), np.stack(stacked, axis=at), attributes)
-            else:
-                arrays[name] = self._variable(part[:, :, 0], sample_dims, sample_shape, num_levels, dims, attributes)
-        for name, attributes in self.mappings.items():
-            arrays[name] = ((), np.int32(0), attributes)
+        grid, arrays, channel = turned.shape[-2:], {}, 0
         coordinates: dict[str, Any] = {
             name: (dims, array, {key: value for key, value in attributes.items() if key not in _DROPPED})
             for name, (dims, array, attributes) in self.coordinates.items()
         }
-        if quantiles is not None:
-            coordinates["quantile"] = (("quantile",), np.asarray(quantiles), {"long_name": "quantile", "units": "1"})
+        for name, num_levels, dims, attributes in self.variables:
+            part = turned[:, channel : channel + max(num_levels, 1)].swapaxes(1, 2)
+            channel += max(num_levels, 1)
+            attributes = {key: value for key, value in attributes.items() if key not in _DROPPED}
+            shape = ((num_levels,) if num_levels else ()) + grid
+            if options.objective == "quantiles":
+                values = part.reshape(*sample_shape, part.shape[1], *shape)
+                arrays[name] = ((*sample_dims, "quantile", *dims), values, attributes)
+                levels = np.asarray(options.quantiles)
+                coordinates["quantile"] = (("quantile",), levels, {"long_name": "quantile", "units": "1"})
+                continue
+            arrays[name] = ((*sample_dims, *dims), part[:, 0].reshape(*sample_shape, *shape), attributes)
+            if options.objective == "gaussian":
+                spread = {"long_name": f"standard deviation of {name}", "units": attributes.get("units", "")}
+                spread |= {"grid_mapping": attributes["grid_mapping"]} if "grid_mapping" in attributes else {}
+                arrays[f"{name}_spread"] = ((*sample_dims, *dims), part[:, 1].reshape(*sample_shape, *shape), spread)
+        arrays |= {name: ((), np.int32(0), attributes) for name, attributes in self.mappings.items()}
         dataset = xr.Dataset(arrays, coords=coordinates | sample_coordinates, attrs=dict(self.attributes))
         return dataset if self.mesh is None else with_mesh(dataset, *self.mesh)
-
-    @staticmethod
-    def _variable(
-        values: np.ndarray,
-        sample_dims: tuple[str, ...],
-        sample_shape: tuple[int, ...],
-        num_levels: int,
-        dims: tuple[str, ...],
-        attributes: dict[str, Any],
-    ) -> Described:
-        shape = (*sample_shape, *((num_levels,) if num_levels else ()), *values.shape[-2:])
-        return (*sample_dims, *dims), values.reshape(shape), dict(attributes)
-
-    def to_plain(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """What JSON keeps, and the arrays beside it."""
-        coordinates, arrays = _store("layout.", self.coordinates)
-        arrays["layout.row_order"] = self.orientation.row_order
-        arrays["layout.column_order"] = self.orientation.column_order
-        plain = {
-            "variables": [[name, levels, list(dims), attributes] for name, levels, dims, attributes in self.variables],
-            "coordinates": coordinates,
-            "mappings": self.mappings,
-            "time": list(self.time),
-            "attributes": self.attributes,
-            "is_array": self.is_array,
-            "months": None if self.months is None else asdict(self.months),
-        }
-        plain["mesh_dimension"] = plain["mesh"] = None
-        if self.mesh is not None:
-            plain["mesh_dimension"] = self.mesh[0]
-            plain["mesh"], mesh_arrays = _store("layout.mesh.", self.mesh[1])
-            arrays |= mesh_arrays
-        return plain, arrays
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> OutputLayout:
-        """The inverse of `to_plain`."""
-        words = from_plain(_Words, plain, "layout")
-        mesh = None
-        if words.mesh is not None and words.mesh_dimension is not None:
-            mesh = words.mesh_dimension, _restore("layout.mesh.", words.mesh, arrays)
-        return cls(
-            words.variables,
-            _restore("layout.", words.coordinates, arrays),
-            words.mappings,
-            words.time,
-            Orientation(arrays["layout.row_order"], arrays["layout.column_order"]),
-            words.attributes,
-            words.is_array,
-            mesh,
-            words.months,
-        )
 
 
 def _mesh_of(row: Any) -> tuple[str, dict[str, Described]]:
@@ -273,27 +183,6 @@ def _mesh_of(row: Any) -> tuple[str, dict[str, Described]]:
         for name, variable in restored_variables(row).items()
     }
     return str(row[DESCRIPTION].attrs["dimension"]), variables
-
-
-def _store(prefix: str, variables: dict[str, Described]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What JSON keeps of described arrays, texts among it; and their numbers by names with a prefix."""
-    words = {
-        name: [list(dims), None if values.dtype.kind in "iuf" else values.astype(str).tolist(), attributes]
-        for name, (dims, values, attributes) in variables.items()
-    }
-    arrays = {prefix + name: np.atleast_1d(variables[name][1]) for name, (_, text, _) in words.items() if text is None}
-    return words, arrays
-
-
-def _restore(prefix: str, words: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Described]:
-    """The inverse of `_store`."""
-    found: dict[str, Described] = {}
-    for name, (dims, text, attributes) in words.items():
-        described = {"dims": dims, "text": text, "attributes": attributes}
-        each = from_plain(_DescribedWords, described, f"{prefix}{name}")
-        array = arrays[prefix + name] if text is None else np.asarray(text)
-        found[name] = (each.dims, array if dims or text is not None else array.reshape(()), each.attributes)
-    return found
 
 
 def plain_attributes(attributes: Any) -> dict[str, Any]:
@@ -312,17 +201,14 @@ def plain_attributes(attributes: Any) -> dict[str, Any]:
 Kept = Literal["ladder", "net", "plain", "alone"]
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A fitted regressor.
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What a fitted regressor consists of beside its nets.
 
     Attributes:
         options: Options that it was fitted with.
         ladder: Simple models.
         base: The rung of it that the nets correct.
-        net: Trained SMoE net, or the user's own net; for a simple model, one that adds nothing.
-        plain: Plain net of the same size, if one was fitted beside it.
-        alone: Plain net of the same size that does not know the simple models, if one was fitted.
         shares: Share of each net in what predicts, `(K,)`; the base has the rest.
         spread: How the errors of the base are distributed.
         validation: Objective in the validation part, as a share of the base's, of the nets and rungs.
@@ -332,9 +218,7 @@ class Fitted:
         input_channels: Channels of the inputs, static ones among them.
         target_channels: Channels of the targets.
         grid: Grid of both.
-        mesh: Mesh that its nodes belong to; None for a grid.
         layout: Layout of predictions.
-        statistics: Statistics of the training part.
         static: Values of the static inputs, `(C', H, W)`.
         input_mask: Pixels where inputs had no value at any time, `(C, H, W)`.
         lead_scale: Seconds that the channel of lead times is divided by; None without such a channel.
@@ -351,32 +235,44 @@ class Fitted:
     options: RegressorOptions
     ladder: Ladder
     base: str
-    net: Regression
-    plain: Regression | None
-    alone: Regression | None
-    shares: Mapping[str, np.ndarray]
+    shares: dict[str, np.ndarray]
     spread: Spread
-    validation: Mapping[str, float]
+    validation: dict[str, float | None]
     verdict: str
     shape: NetShape
     has_own_net: bool
     input_channels: tuple[Channel, ...]
     target_channels: tuple[Channel, ...]
-    grid: HorizontalGrid
-    mesh: Mesh | None
+    grid: HorizontalGrid | NodeGrid
     layout: OutputLayout
-    statistics: Statistics
     static: np.ndarray
     input_mask: np.ndarray
     lead_scale: float | None
     calendar: str
-    periods: Mapping[str, str]
-    bounds: Mapping[str, tuple[int, int]]
-    records: Mapping[str, list[dict[str, Any]]]
+    periods: dict[str, str]
+    bounds: dict[str, tuple[int, int]]
+    records: dict[str, list[dict[str, Any]]]
     trained: tuple[int, int]
-    samples: Mapping[str, int]
+    samples: dict[str, int]
     notes: tuple[str, ...]
     weakness: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted(Learned):
+    """A fitted regressor.
+
+    Attributes:
+        net: Trained SMoE net, or the user's own net; for a simple model, one that adds nothing.
+        plain: Plain net of the same size, if one was fitted beside it.
+        alone: Plain net of the same size that does not know the simple models, if one was fitted.
+        mesh: Mesh that the nodes of the grid belong to; None for a grid.
+    """
+
+    net: Regression
+    plain: Regression | None = None
+    alone: Regression | None = None
+    mesh: Mesh | None = None
 
     @property
     def dynamic_variables(self) -> list[str]:
@@ -434,11 +330,10 @@ class Fitted:
         """The rung that a net corrects."""
         return self.simple_base if name == "alone" else self.base
 
-    @cached_property
-    def grid_ladder(self) -> GridLadder:
-        """The simple models for fields of all inputs."""
-        is_dynamic = np.asarray([not channel.is_static for channel in self.input_channels])
-        return GridLadder(self.ladder, self.statistics, is_dynamic)
+    @property
+    def statistics(self) -> Statistics:
+        """Statistics of the training part."""
+        return self.ladder.statistics
 
     @property
     def net_kind(self) -> str:
@@ -637,47 +532,34 @@ def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
 FORMAT, VERSION = "smoe-grid-regressor", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _NEW_WEIGHTS, _LOCK_FILE = "model.safetensors.new", ".save.lock"
-_SPREAD = ("pixels", "seasons", "offsets", "widen")
-# What a config and a fitted regressor have alike.
-_SAME = ("base", "validation", "verdict", "has_own_net", "lead_scale", "calendar", "periods", "records",
-         "trained", "samples", "notes", "weakness")  # fmt: skip
+_ARRAY, _TEXT = "@array", "@text"
+# Of a config beside what was learned.
+_BESIDE = ("format", "version", "smoe", "description", "kept", "remarks", "mesh", "weights_sha256")
 
 
-@dataclass(frozen=True)
-class _Config:
-    """Content of `config.json`; what `smoe.regression._fitted.Fitted` holds has the same name."""
+def _detached(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
+    """Plain values, from which arrays of numbers are taken out, to `arrays` by their places."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            return {_TEXT: value.astype(str).tolist()}
+        arrays[place] = value
+        return {_ARRAY: place}
+    if isinstance(value, dict):
+        return {key: _detached(each, f"{place}.{key}" if place else key, arrays) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_detached(each, f"{place}.{number}", arrays) for number, each in enumerate(value)]
+    return value
 
-    format: str
-    version: int
-    smoe: str
-    description: str
-    options: RegressorOptions
-    net: NetShape
-    has_own_net: bool
-    ladder: LadderWords
-    base: str
-    kept: Kept
-    shares: dict[str, list[float]]
-    validation: dict[str, float]
-    verdict: str
-    has_alone: bool
-    remarks: tuple[str, ...]
-    plain_parameters: int | None
-    inputs: tuple[Channel, ...]
-    targets: tuple[Channel, ...]
-    grid: dict[str, Any]
-    mesh: dict[str, Any] | None
-    layout: dict[str, Any]
-    lead_scale: float | None
-    calendar: str
-    periods: dict[str, str]
-    bounds: dict[str, list[int]]
-    records: dict[str, list[dict[str, Any]]]
-    trained: tuple[int, int]
-    samples: dict[str, int]
-    notes: tuple[str, ...]
-    weakness: str | None
-    weights_sha256: str
+
+def _attached(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The inverse of `_detached`."""
+    if isinstance(value, list):
+        return [_attached(each, arrays) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_ARRAY}:
+        return arrays[value[_ARRAY]]
+    return np.asarray(value[_TEXT]) if value.keys() == {_TEXT} else {k: _attached(v, arrays) for k, v in value.items()}
 
 
 def is_model_folder(path: Path) -> bool:
@@ -696,39 +578,24 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         raise DataError(f"{path} is a file: choose a folder for the model")
     if (path / CONFIG).exists() and not overwrite:
         raise DataError(f"{path} holds a model already: choose another folder, or set overwrite=True")
-    layout, layout_arrays = fitted.layout.to_plain()
-    arrays = {f"statistics.{name}": getattr(fitted.statistics, name) for name in Statistics.names()}
-    arrays |= layout_arrays | {"grid.rows": fitted.grid.rows, "grid.columns": fitted.grid.columns}
-    ladder, ladder_arrays = fitted.ladder.to_plain()
-    arrays |= {f"spread.{name}": getattr(fitted.spread, name) for name in _SPREAD}
-    arrays |= ladder_arrays | {"static": fitted.static, "input_mask": fitted.input_mask}
-    if fitted.mesh is not None:
-        arrays |= mesh_arrays(fitted.mesh)
+    arrays = {} if fitted.mesh is None else mesh_arrays(fitted.mesh)
+    learned = Learned(**{each.name: getattr(fitted, each.name) for each in fields(Learned)})
+    config = _detached(to_plain(learned), "", arrays)
+    for name in MACHINE_OPTIONS:
+        del config["options"][name]
     tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
     for prefix, net in (("net", fitted.net), ("plain", fitted.plain), ("alone", fitted.alone)):
         if net is not None:
             state = net.state_dict()
             tensors |= {f"{prefix}.{name}": tensor.detach().cpu().clone() for name, tensor in state.items()}
-    config = {
+    config |= {
         "format": FORMAT,
         "version": VERSION,
         "smoe": __version__,
         "description": fitted.describe(),
-        "options": {name: value for name, value in asdict(fitted.options).items() if name not in MACHINE_OPTIONS},
-        "net": asdict(fitted.shape),
-        "ladder": ladder,
-        **{name: getattr(fitted, name) for name in _SAME},
         "kept": fitted.kept,
-        "shares": {name: share.tolist() for name, share in fitted.shares.items()},
-        "has_alone": fitted.alone is not None,
         "remarks": list(fitted.remarks()),
-        "plain_parameters": None if fitted.plain is None else count_shared_parameters(fitted.net),
-        "inputs": [asdict(channel) for channel in fitted.input_channels],
-        "targets": [asdict(channel) for channel in fitted.target_channels],
-        "grid": grid_to_plain(fitted.grid),
         "mesh": None if fitted.mesh is None else mesh_words(fitted.mesh),
-        "layout": layout,
-        "bounds": {name: list(bounds) for name, bounds in fitted.bounds.items()},
     }
     weights = save(tensors, {"format": "pt"})
     config = without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})
@@ -752,19 +619,12 @@ def load_model(path: Path, own_net: nn.Module | None = None, transform: str | No
     from safetensors.torch import load
 
     config = _read_config(path)
-    if config.options.transform == "own":
-        if transform is None:
-            raise DataError(
-                f"{path} was fitted with a transform of its user's own: give it as load(path, transform=(function, "
-                "inverse))"
-            )
-        config = replace(config, options=replace(config.options, transform=transform))
     try:
-        tensors = load(_read_weights(path, config.weights_sha256))
+        tensors = load(_read_weights(path, config["weights_sha256"]))
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path / WEIGHTS} is damaged: {error}") from error
     try:
-        return _build(config, tensors, own_net, path)
+        return _build(config, tensors, own_net, transform, path)
     except DataError:
         raise
     except RecipeError as error:
@@ -788,7 +648,7 @@ def _read_weights(path: Path, digest: str) -> bytes:
     raise DataError(f"{path / WEIGHTS} is damaged, or of another model: its checksum is not that of {CONFIG}")
 
 
-def _read_config(path: Path) -> _Config:
+def _read_config(path: Path) -> dict[str, Any]:
     place = path / CONFIG
     if not place.is_file():
         raise DataError(f"{path} is not a folder of a fitted model: it has no {CONFIG}")
@@ -808,82 +668,66 @@ def _read_config(path: Path) -> _Config:
             raise DataError(f"{place} sets {of_machine[0]}, which a model may not choose: remove it")
         defaults = asdict(RegressorOptions())
         plain["options"] = {**{name: defaults[name] for name in MACHINE_OPTIONS}, **options}
-    try:
-        return from_plain(_Config, plain)
-    except RecipeError as error:
-        raise DataError(f"{place} is not a model's config: {error}") from error
+    if missing := [name for name in _BESIDE if name not in plain]:
+        raise DataError(f"{place} is not a model's config: it lacks the field {missing[0]!r}")
+    return plain
 
 
-def _build(config: _Config, tensors: dict[str, torch.Tensor], own_net: nn.Module | None, path: Path) -> Fitted:
-    options, shape, is_own = config.options, config.net, config.has_own_net
-    if is_own and own_net is None:
-        raise DataError(f"{path} was fitted with a net of its user's own: give it as load(path, net=...)")
+def _build(
+    config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn.Module | None, transform: str | None,
+    path: Path,
+) -> Fitted:  # fmt: skip
     of_nets = ("net.", "plain.", "alone.")
     arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(of_nets)}
-    mesh = None if config.mesh is None else mesh_from_files(config.mesh, arrays)
-    if is_own and own_net is not None:
+    plain = _attached({name: value for name, value in config.items() if name not in _BESIDE}, arrays)
+    learned: Learned = from_plain(Learned, plain)
+    options, shape = learned.options, learned.shape
+    if options.transform == "own":
+        if transform is None:
+            raise DataError(
+                f"{path} was fitted with a transform of its user's own: give it as load(path, transform=(function, "
+                "inverse))"
+            )
+        learned = replace(learned, options=replace(options, transform=transform))
+    mesh = None if config["mesh"] is None else mesh_from_files(config["mesh"], arrays)
+    if learned.has_own_net:
+        if own_net is None:
+            raise DataError(f"{path} was fitted with a net of its user's own: give it as load(path, net=...)")
         net = wrap_own_net(own_net, shape)
     else:
-        _check_size(config, arrays, _of(tensors, "net."))
+        _check_size(learned, _of(tensors, "net."))
         net = make_net(shape, options, mesh)
     net.load_state_dict(_of(tensors, "net."))
-    beside: dict[str, Regression] = {}
-    for name in ["plain"] * (config.plain_parameters is not None) + ["alone"] * config.has_alone:
-        beside[name] = make_plain_net(
-            "resnet" if is_own else options.net,
-            shape,
-            num_blocks=options.num_blocks,
-            num_parameters=config.plain_parameters or 0,
-            mesh=mesh,
-        )
-        beside[name].load_state_dict(_of(tensors, f"{name}."))
-        beside[name].eval()
-    grid = grid_from_plain(config.grid, arrays["grid.rows"], arrays["grid.columns"])
-    if grid.hash != config.grid["hash"]:
-        raise DataError(f"{path}: the hash of its grid is {grid.hash}, the config has {config.grid['hash']}")
-    same: dict[str, Any] = {name: getattr(config, name) for name in _SAME}
-    return Fitted(
-        **same,
-        options=options,
-        ladder=Ladder.from_plain(config.ladder, arrays),
-        net=net.eval(),
-        plain=beside.get("plain"),
-        alone=beside.get("alone"),
-        shares={name: np.asarray(share) for name, share in config.shares.items()},
-        spread=Spread(**{name: arrays[f"spread.{name}"] for name in _SPREAD}, basis=config.ladder.basis),
-        shape=shape,
-        input_channels=config.inputs,
-        target_channels=config.targets,
-        grid=grid,
-        mesh=mesh,
-        layout=OutputLayout.from_plain(config.layout, arrays),
-        statistics=Statistics(**{name: arrays[f"statistics.{name}"] for name in Statistics.names()}),
-        static=arrays["static"],
-        input_mask=arrays["input_mask"],
-        bounds={name: (start, stop) for name, (start, stop) in config.bounds.items()},
-    )
+    nets: dict[str, Any] = {"net": net.eval()}
+    for name in ("plain", "alone"):
+        if state := _of(tensors, f"{name}."):
+            nets[name] = make_plain_net(
+                "resnet" if learned.has_own_net else options.net, shape, num_blocks=options.num_blocks,
+                num_parameters=count_shared_parameters(net), mesh=mesh,
+            )  # fmt: skip
+            nets[name].load_state_dict(state)
+            nets[name].eval()
+    return Fitted(**vars(learned), **nets, mesh=mesh)
 
 
-def _check_size(config: _Config, arrays: dict[str, np.ndarray], state: dict[str, torch.Tensor]) -> None:
+def _check_size(learned: Learned, state: dict[str, torch.Tensor]) -> None:
     """Refuses a config of a net that is larger than the weights beside it, before memory is taken for the net."""
-    options, shape, num_values = config.options, config.net, sum(tensor.numel() for tensor in state.values())
+    options, shape, num_values = learned.options, learned.shape, sum(tensor.numel() for tensor in state.values())
     # One filter of each expert, without its neighbours.
     width = shape.in_channels if options.net == "layer" else options.filters
     least = int(options.filters * options.num_experts) * width
-    is_net = options.net not in SIMPLE
-    if is_net and (least > num_values or options.num_blocks > len(state)):
+    if options.net not in SIMPLE and (least > num_values or options.num_blocks > len(state)):
         raise RuntimeError(
             f"it describes {options.filters} filters of {options.num_experts:g} experts in {options.num_blocks} "
             f"blocks, but the weights are {num_values:,} numbers"
         )
-    num_outputs = len(config.targets) * options.outputs_per_target
+    num_targets = len(learned.target_channels)
     num_inputs = num_channels(
-        config.ladder.basis, len(config.inputs), len(config.targets), has_lead=config.lead_scale is not None,
-        is_own=config.has_own_net,
+        learned.ladder.design.anomalies.basis, len(learned.input_channels), num_targets,
+        has_lead=learned.lead_scale is not None, is_own=learned.has_own_net,
     )  # fmt: skip
-    expected = (num_inputs, num_outputs, arrays["input_mask"].shape[1:])
-    found = (shape.in_channels, shape.out_channels, shape.grid)
-    if found != expected or shape.num_targets != len(config.targets):
+    expected = (num_inputs, num_targets * options.outputs_per_target, learned.input_mask.shape[1:])
+    if (shape.in_channels, shape.out_channels, shape.grid) != expected or shape.num_targets != num_targets:
         raise RuntimeError(f"its net is {shape}, but inputs, targets and grid are {expected}")
 
 

@@ -9,8 +9,7 @@ period, each by a fit to the others, and the validation period.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -162,22 +161,23 @@ class Patterns:
         return anomalies.reshape(len(anomalies), -1) @ self.vectors.T
 
 
+@dataclass(frozen=True)
 class Design:
-    """The columns of regressions, at any pixels."""
+    """The columns of regressions, at any pixels; their neighbours are those of `ring_neighbours`."""
 
-    def __init__(self, anomalies: Anomalies, columns: Columns, neighbours: np.ndarray, patterns: Patterns) -> None:
-        self.anomalies, self.columns, self.neighbours, self.patterns = anomalies, columns, neighbours, patterns
-        basis = anomalies.basis
-        self.num_time = basis.size
-        self.num_seasons = 2 * (bool(basis.year) + bool(basis.day))
+    anomalies: Anomalies
+    columns: Columns
+    neighbours: np.ndarray
+    patterns: Patterns
 
     def groups(self) -> list[tuple[str, int]]:
         """Kind of each column and what it belongs to: a channel, a ring, a pattern."""
-        columns = self.columns
-        found = [("time", n) for n in range(self.num_time)] + [("pixel", c) for c in columns.channels]
+        columns, basis = self.columns, self.anomalies.basis
+        num_seasons = 2 * (bool(basis.year) + bool(basis.day))
+        found = [("time", n) for n in range(basis.size)] + [("pixel", c) for c in columns.channels]
         found += [("ring", ring) for ring in columns.rings for _ in range(8 * len(columns.ring_channels))]
         found += [("pattern", n) for n in range(columns.components)]
-        found += [("season", c) for c in columns.seasonal for _ in range(self.num_seasons)]
+        found += [("season", c) for c in columns.seasonal for _ in range(num_seasons)]
         return found + ([("lead", 0)] + [("slope", c) for c in columns.channels]) * columns.has_lead
 
     def of_times(self, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -227,6 +227,8 @@ class Ladder:
     """Simple models, fitted.
 
     Attributes:
+        statistics: Statistics of the training part.
+        is_dynamic: Inputs that depend on time, `(C,)`; regressions have these only.
         design: Columns of the regressions.
         target_mean: Mean of each target and pixel, `(K, P)`.
         target_scale: Spread of the same.
@@ -239,6 +241,8 @@ class Ladder:
         best: The rung that was best, or the combination.
     """
 
+    statistics: Statistics
+    is_dynamic: np.ndarray
     design: Design
     target_mean: np.ndarray
     target_scale: np.ndarray
@@ -268,25 +272,33 @@ class Ladder:
         return f"simple models: {', '.join(filter(None, parts))}; the best on times that were not fitted: {best}"
 
     def predict(
-        self, inputs: np.ndarray, references: np.ndarray, starts: np.ndarray, valid: np.ndarray,
-        lead: np.ndarray | None = None, names: Sequence[str] | None = None,
+        self, inputs: np.ndarray, starts: np.ndarray, valid: np.ndarray, lead: np.ndarray | None = None,
+        names: Sequence[str] | None = None,
     ) -> dict[str, np.ndarray]:  # fmt: skip
-        """Predictions by the names of rungs, float32, `(N, K, P)`."""
+        """Predictions of rungs for inputs `(N, C, H, W)`, of all if none are named, float32, `(N, K, H, W)`."""
         names = self.rungs if names is None else names
         needed = {name for name in names if name != COMBINATION}
         needed |= set(self.weights) if COMBINATION in names else set()
-        found = {PERSISTENCE: references, MEAN_ERROR: references + self.mean_error} if len(references) else {}
+        references = self.statistics.references(inputs)
+        references = references.reshape(*references.shape[:2], -1)
+        found = {PERSISTENCE: references, MEAN_ERROR: references + self.mean_error}
         regressions = [name for name in self.coefficients if name in needed]
         level = np.zeros(1, np.float32)
         if regressions:
-            output, level = self._regress(inputs, starts, valid, lead, regressions)
+            output, level = self._regress(self._dynamic(inputs), starts, valid, lead, regressions)
             found |= {name: each if name == CLIMATOLOGY else each + level for name, each in output.items()}
         if COMBINATION in names:
             members = [weight[:, None] * found[name] for name, weight in self.weights.items()]
             # As a member of a combination the climatology moves with the level, too.
             members.append(self.weights.get(CLIMATOLOGY, np.zeros(1))[:, None] * level)
             found[COMBINATION] = np.asarray(sum(members))
-        return {name: np.asarray(found[name], np.float32) for name in names}
+        shape = (len(inputs), len(self.target_mean), *inputs.shape[2:])
+        return {name: np.asarray(found[name], np.float32).reshape(shape) for name in names}
+
+    def _dynamic(self, inputs: np.ndarray) -> np.ndarray:
+        """Inputs that depend on time, pixels flat."""
+        dynamic = inputs[:, self.is_dynamic] if not self.is_dynamic.all() else inputs
+        return dynamic.reshape(*dynamic.shape[:2], -1)
 
     def level(self, moved: np.ndarray) -> np.ndarray:
         """How far each target moves with the level of its input, `(N, K, P)`, given that of all channels."""
@@ -314,52 +326,25 @@ class Ladder:
                 output[name][:, :, pixels] = scaled
         return output, level
 
-    def to_plain(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """What JSON keeps, and the arrays beside it."""
-        design = self.design
-        words = {
-            "basis": asdict(design.anomalies.basis),
-            "columns": asdict(design.columns),
-            "weights": {name: weight.tolist() for name, weight in self.weights.items()},
-            "errors": {name: error.tolist() for name, error in self.errors.items()},
-            "regressions": list(self.coefficients),
-            "best": self.best,
-        }
-        arrays = {
-            "climatology": design.anomalies.climatology,
-            "scale": design.anomalies.scale,
-            "area": design.anomalies.area,
-            "range": design.anomalies.range,
-            "passed": self.passed,
-            "neighbours": design.neighbours.astype(np.int32),
-            "pattern_pixels": design.patterns.pixels,
-            "patterns": design.patterns.vectors,
-            "target_mean": self.target_mean,
-            "target_scale": self.target_scale,
-            "mean_error": self.mean_error,
-        }
-        arrays |= {f"coefficients.{name}": values for name, values in self.coefficients.items()}
-        arrays |= {f"spread.{name}": values for name, values in self.spreads.items()}
-        return words, {f"ladder.{name}": values for name, values in arrays.items()}
-
-    @classmethod
-    def from_plain(cls, words: LadderWords, arrays: dict[str, np.ndarray]) -> Ladder:
-        """The inverse of `to_plain`."""
-        found = {name.removeprefix("ladder."): each for name, each in arrays.items() if name.startswith("ladder.")}
-        anomalies = Anomalies(words.basis, *(found[name] for name in ("climatology", "scale", "area", "range")))
-        patterns = Patterns(found["pattern_pixels"], found["patterns"])
-        return cls(
-            Design(anomalies, words.columns, found["neighbours"].astype(np.int64), patterns),
-            found["target_mean"],
-            found["target_scale"],
-            found["passed"],
-            {name: found[f"coefficients.{name}"] for name in words.regressions},
-            found["mean_error"],
-            {name: np.asarray(weight) for name, weight in words.weights.items()},
-            {name.removeprefix("spread."): each for name, each in found.items() if name.startswith("spread.")},
-            {name: np.asarray(error) for name, error in words.errors.items()},
-            words.best,
-        )
+    def net_inputs(
+        self, inputs: np.ndarray, base: np.ndarray, starts: np.ndarray, valid: np.ndarray, lead: np.ndarray | None,
+        *, is_own: bool = False,
+    ) -> np.ndarray:  # fmt: skip
+        """Anomalies of the inputs, the base, the time and the lead time, `(N, C', H, W)`, float32."""
+        grid = inputs.shape[2:]
+        channels = self.statistics.normalise_inputs(inputs) if not self.is_dynamic.all() else np.empty_like(inputs)
+        anomalies, moved = self.design.anomalies.within_range(self._dynamic(inputs), starts)
+        channels[:, self.is_dynamic] = anomalies.reshape(*anomalies.shape[:2], *grid)
+        parts = [channels]
+        numbers = [] if lead is None else [lead[:, None]]
+        if not is_own:
+            mean, scale = (each.reshape(-1, *grid) for each in (self.target_mean, self.target_scale))
+            base = base - self.level(moved).reshape(base.shape)
+            # Without a target there is no scale either.
+            parts.append(np.where(self.statistics.target_mask, np.nan_to_num((base - mean) / scale), 0.0))
+            numbers.insert(0, self.design.of_times(valid)[1])
+        parts += [np.broadcast_to(each[:, :, None, None], (*each.shape, *grid)) for each in numbers]
+        return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -404,70 +389,7 @@ class Spread:
         return values[:, :, None] + spread
 
 
-@dataclass(frozen=True)
-class LadderWords:
-    """What JSON keeps of a ladder."""
-
-    basis: TimeBasis
-    columns: Columns
-    weights: dict[str, list[float]]
-    errors: dict[str, list[float]]
-    regressions: tuple[str, ...]
-    best: str
-
-
 def num_channels(basis: TimeBasis, num_inputs: int, num_targets: int, *, has_lead: bool, is_own: bool) -> int:
     """Channels that nets see: inputs, base, sine and cosine of the year and the day where these count, lead time."""
     extra = 0 if is_own else num_targets + 2 * (bool(basis.year) + bool(basis.day))
     return num_inputs + extra + has_lead
-
-
-@dataclass(frozen=True)
-class GridLadder:
-    """A ladder for fields of all inputs on a grid: its rungs, and what nets see beside them.
-
-    Attributes:
-        ladder: The ladder; pixels are flat.
-        statistics: Statistics of the training part.
-        is_dynamic: Inputs that depend on time, `(C,)`.
-    """
-
-    ladder: Ladder
-    statistics: Statistics
-    is_dynamic: np.ndarray
-
-    def predict(
-        self, inputs: np.ndarray, starts: np.ndarray, valid: np.ndarray, lead: np.ndarray | None,
-        names: Sequence[str] | None = None,
-    ) -> dict[str, np.ndarray]:  # fmt: skip
-        """Predictions of rungs, all if none are named, `(N, K, H, W)`."""
-        grid = inputs.shape[2:]
-        references = self.statistics.references(inputs)
-        found = self.ladder.predict(
-            self._flat(inputs), references.reshape(*references.shape[:2], -1), starts, valid, lead, names
-        )
-        return {name: each.reshape(*each.shape[:2], *grid) for name, each in found.items()}
-
-    def _flat(self, inputs: np.ndarray) -> np.ndarray:
-        dynamic = inputs[:, self.is_dynamic] if not self.is_dynamic.all() else inputs
-        return dynamic.reshape(*dynamic.shape[:2], -1)
-
-    def net_inputs(
-        self, inputs: np.ndarray, base: np.ndarray, starts: np.ndarray, valid: np.ndarray, lead: np.ndarray | None,
-        *, is_own: bool = False,
-    ) -> np.ndarray:  # fmt: skip
-        """Anomalies of the inputs, the base, the time and the lead time, `(N, C', H, W)`, float32."""
-        grid = inputs.shape[2:]
-        channels = self.statistics.normalise_inputs(inputs) if not self.is_dynamic.all() else np.empty_like(inputs)
-        anomalies, moved = self.ladder.design.anomalies.within_range(self._flat(inputs), starts)
-        channels[:, self.is_dynamic] = anomalies.reshape(*anomalies.shape[:2], *grid)
-        parts = [channels]
-        numbers = [] if lead is None else [lead[:, None]]
-        if not is_own:
-            mean, scale = (each.reshape(-1, *grid) for each in (self.ladder.target_mean, self.ladder.target_scale))
-            base = base - self.ladder.level(moved).reshape(base.shape)
-            # Without a target there is no scale either.
-            parts.append(np.where(self.statistics.target_mask, np.nan_to_num((base - mean) / scale), 0.0))
-            numbers.insert(0, self.ladder.design.of_times(valid)[1])
-        parts += [np.broadcast_to(each[:, :, None, None], (*each.shape, *grid)) for each in numbers]
-        return np.concatenate(parts, axis=1, dtype=np.float32)

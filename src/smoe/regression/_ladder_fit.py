@@ -74,11 +74,6 @@ class LadderData:
     block: np.ndarray
     lead: np.ndarray | None = None
 
-    @property
-    def is_train(self) -> np.ndarray:
-        """Samples of the training period."""
-        return self.block < self.block.max()
-
     def x(self, pixels: np.ndarray) -> np.ndarray:
         """Inputs at some pixels, `(N, C, n)`."""
         return _at(self.inputs, self.input_rows, pixels)
@@ -86,6 +81,34 @@ class LadderData:
     def y(self, pixels: np.ndarray) -> np.ndarray:
         """Targets at some pixels, `(N, K, n)`."""
         return _at(self.targets, self.target_rows, pixels).astype(np.float64)
+
+
+# Most samples that regressions are fitted to; of more, every second or third is taken.
+_MOST_SAMPLES = 12_000
+
+
+def _make_data(train: GridSamples, validation: GridSamples, block: np.ndarray) -> LadderData:
+    """Samples of the training and of the validation period, which is a block of its own, block by block."""
+    step = -(-(len(train) + len(validation)) // _MOST_SAMPLES)
+    chosen = [samples.take(np.arange(0, len(samples), step)) for samples in (train, validation)]
+    blocks = np.concatenate([block[::step], np.full(len(chosen[1]), block.max() + 1)])
+    in_time = np.argsort(blocks, kind="stable")
+
+    def joined(read: Callable[[GridSamples], Any]) -> np.ndarray:
+        return np.concatenate([read(samples) for samples in chosen])[in_time]
+
+    inputs, targets = (table.values.reshape(*table.values.shape[:2], -1) for table in (train.inputs, train.targets))
+    return LadderData(
+        inputs,
+        joined(lambda samples: samples.input_rows),
+        targets,
+        joined(lambda samples: samples.target_rows),
+        joined(lambda samples: samples.pairs.starts),
+        joined(lambda samples: samples.pairs.valid),
+        train.pairs.calendar,
+        blocks[in_time],
+        None if train.lead is None else joined(lambda samples: samples.lead),
+    )
 
 
 def _at(values: np.ndarray, rows: np.ndarray, pixels: np.ndarray) -> np.ndarray:
@@ -294,33 +317,67 @@ class Choice:
     is_pooled: bool = False
 
 
+@dataclass(frozen=True)
+class FittedLadders:
+    """Ladders of one choice of columns.
+
+    Attributes:
+        train: Fitted to the training period.
+        blocks: Each fitted without one block of it.
+        all: Fitted to the training and the validation period.
+        block: Block of each training sample.
+    """
+
+    train: Ladder
+    blocks: list[Ladder]
+    all: Ladder
+    block: np.ndarray
+
+
 class LadderFit:
-    """Chooses and fits the rungs."""
+    """Chooses and fits the rungs, to samples on a grid, or on the `nodes` of a mesh."""
 
     def __init__(
-        self,
-        data: LadderData,
-        reference: np.ndarray,
-        references: Callable[[np.ndarray], np.ndarray],
-        neighbours: Callable[[Sequence[int]], np.ndarray],
-        rings: Sequence[int],
-        weights: np.ndarray,
-        mask: np.ndarray,
-        mean_error: np.ndarray,
-        passed: np.ndarray,
-        uniform: Sequence[int] = (),
-    ) -> None:
-        self.data, self.reference, self.references, self.neighbours = data, reference, references, neighbours
-        self.rings, self.weights, self.uniform, self.mean_error = rings, weights, uniform, mean_error
-        self.passed = passed
+        self, train: GridSamples, validation: GridSamples, grid: HorizontalGrid, weights: np.ndarray,
+        uniform: Sequence[int] = (), nodes: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        statistics = self.statistics = train.statistics
+        self.grid, self.nodes, self.uniform = grid, nodes, uniform
+        order = np.argsort(train.pairs.valid, kind="stable")
+        num_blocks = max(2, min(NUM_BLOCKS, len(train) // 4))
+        self.block_of_train = np.empty(len(train), np.int64)
+        self.block_of_train[order] = np.arange(len(train)) * num_blocks // len(train)
+        self.data = data = _make_data(train, validation, self.block_of_train)
+        self.is_dynamic = np.asarray([not channel.is_static for channel in train.inputs.channels])
+        place = np.cumsum(self.is_dynamic) - 1
+        self.reference = np.where(statistics.reference >= 0, place[statistics.reference], -1)
+        # A forecast begins at its input.
+        self.passed = np.where(train.pairs.valid[0] > train.pairs.starts[0], self.reference, -1)
+        self.rings = [ring for ring in RINGS if 2 * ring < max(grid.shape)]
+        if grid.kind == "mesh":
+            self.rings = [1, 2] if nodes is not None and len(nodes) > 25 else []
         self.num_channels, self.num_pixels = data.inputs.shape[1:]
         self.num_targets = data.targets.shape[1]
-        self.train = np.flatnonzero(data.is_train)
-        self.num_blocks = int(data.block.max()) + 1
+        self.weights = weights.reshape(self.num_pixels)
+        self.mean_error = statistics.mean_error.reshape(self.num_targets, -1).astype(np.float64)
+        self.train = np.flatnonzero(data.block < num_blocks)
+        self.num_blocks = num_blocks + 1
         # Each block of times is predicted by a fit to all others.
         self.others = 1.0 - np.eye(self.num_blocks)
-        self.pixels = np.flatnonzero(mask.any(axis=0))
+        self.pixels = np.flatnonzero(statistics.target_mask.reshape(self.num_targets, -1).any(axis=0))
         self._set_target_scale()
+
+    def neighbours(self, rings: Sequence[int]) -> np.ndarray:
+        """Each pixel and those around it, or nodes of a mesh."""
+        if self.nodes is not None:
+            return mesh_neighbours(self.nodes, rings)
+        return ring_neighbours(self.grid.shape, rings, closes_circle=self.grid.closes_circle)
+
+    def references(self, pixels: np.ndarray) -> np.ndarray:
+        """Inputs that the targets continue, `(N, K, n)`."""
+        found = self.data.x(pixels)[:, self.reference]
+        fill = self.statistics.input_fill.reshape(len(self.is_dynamic), -1)[self.statistics.reference]
+        return np.where(np.isnan(found), fill[:, pixels], found)
 
     def _set_target_scale(self) -> None:
         mean, scale = np.zeros((2, self.num_targets, self.num_pixels))
@@ -333,12 +390,10 @@ class LadderFit:
         self.target_mean = mean
         self.target_scale = np.maximum(scale, np.maximum(1e-3 * usual, 1e-35))
 
-    def run(self) -> tuple[Ladder, list[Ladder], Ladder]:
-        """The ladder of the training period, those that have not seen one block each, and that of all samples."""
-        basis = self.choose_basis()
-        design, components = self.widest_design(basis)
-        design, components, choices = self.choose(design, components)
-        return self.fit(design, components, choices)
+    def run(self) -> FittedLadders:
+        """Chooses, and fits at all pixels."""
+        design, components = self.widest_design(self.choose_basis())
+        return self.fit(*self.choose(design, components))
 
     def standardised(self, pixels: np.ndarray) -> np.ndarray:
         """Targets of mean 0 and spread 1, `(n, N, K)`."""
@@ -461,9 +516,7 @@ class LadderFit:
         penalty = np.where(is_time[:, None], 0.0, np.asarray(penalties)[best])
         return float(np.min(errors, axis=0).mean()), Choice(chosen, penalty, is_pooled=True)
 
-    def fit(
-        self, design: Design, components: np.ndarray, choices: dict[str, Choice]
-    ) -> tuple[Ladder, list[Ladder], Ladder]:
+    def fit(self, design: Design, components: np.ndarray, choices: dict[str, Choice]) -> FittedLadders:
         """Fits at all pixels."""
         size, num_blocks = len(design.groups()), self.num_blocks
         seen = np.concatenate([self.others, np.ones((1, num_blocks))])
@@ -481,7 +534,8 @@ class LadderFit:
         shape = (size, self.num_targets, self.num_pixels)
         # Without each block, the last of which is the validation period, and of all samples.
         found = [{name: np.zeros(shape, np.float32) for name in choices} for _ in range(num_blocks + 1)]
-        spreads = {name: np.zeros(shape[1:]) for name in self._rungs(choices)}
+        simple = [PERSISTENCE, MEAN_ERROR] if (self.reference >= 0).all() else []
+        spreads = {name: np.zeros(shape[1:]) for name in (*simple, *choices)}
         sums = _Sums(list(spreads))
         for pixels in pixel_chunks(self.num_pixels, len(self.data.valid) * size):
             columns, targets = self.columns(design, components, pixels), self.standardised(pixels)
@@ -497,7 +551,7 @@ class LadderFit:
                     predicted[name][:, rows] = columns[:, rows][..., choice.columns] @ held[:, number]
             scale, mean = self.target_scale[:, pixels].T[:, None], self.target_mean[:, pixels].T[:, None]
             predicted = {name: each * scale + mean for name, each in predicted.items()}
-            if MEAN_ERROR in spreads:
+            if simple:
                 predicted[PERSISTENCE] = self.references(pixels).transpose(2, 0, 1)
                 predicted[MEAN_ERROR] = predicted[PERSISTENCE] + self.mean_error[:, pixels].T[:, None]
             errors = {name: predicted[name] - (targets * scale + mean) for name in spreads}
@@ -507,15 +561,13 @@ class LadderFit:
         best, weights, errors = sums.choose()
         ladders = [
             Ladder(
-                design, self.target_mean, self.target_scale, self.passed, each, self.mean_error, weights,
-                {name: np.nan_to_num(spread) for name, spread in spreads.items()}, errors, best,
+                self.statistics, self.is_dynamic, design, self.target_mean, self.target_scale, self.passed, each,
+                self.mean_error, weights, {name: np.nan_to_num(spread) for name, spread in spreads.items()}, errors,
+                best,
             )
             for each in found
         ]  # fmt: skip
-        return ladders[-2], ladders[:-2], ladders[-1]
-
-    def _rungs(self, choices: dict[str, Choice]) -> list[str]:
-        return [*([PERSISTENCE, MEAN_ERROR] if (self.reference >= 0).all() else []), *choices]
+        return FittedLadders(ladders[-2], ladders[:-2], ladders[-1], self.block_of_train)
 
 
 def _root_mean_square(errors: np.ndarray) -> np.ndarray:
@@ -592,88 +644,3 @@ def _ring_sets(rings: Sequence[int]) -> list[tuple[int, ...]]:
     """Sets of distances that are tried: each alone, and the nearest with those further out."""
     alone = [(ring,) for ring in rings]
     return alone + [sets for sets in ((1, 4), (1, 2, 4), (1, 2, 4, 8)) if set(sets) <= set(rings)]
-
-
-# Most samples that regressions are fitted to; of more, every second or third is taken.
-_MOST_SAMPLES = 12_000
-
-
-@dataclass(frozen=True)
-class FittedLadders:
-    """Ladders of one choice of columns.
-
-    Attributes:
-        train: Fitted to the training period.
-        blocks: Each fitted without one block of it.
-        all: Fitted to the training and the validation period.
-        block: Block of each training sample.
-    """
-
-    train: Ladder
-    blocks: list[Ladder]
-    all: Ladder
-    block: np.ndarray
-
-
-def fit_ladders(
-    train: GridSamples, validation: GridSamples, grid: HorizontalGrid, weights: np.ndarray,
-    uniform: Sequence[int] = (), nodes: np.ndarray | None = None,
-) -> FittedLadders:  # fmt: skip
-    """Fits the ladder to samples on a grid, or on the `nodes` of a mesh."""
-    statistics = train.statistics
-    order = np.argsort(train.pairs.valid, kind="stable")
-    num_blocks = max(2, min(NUM_BLOCKS, len(train) // 4))
-    block = np.empty(len(train), np.int64)
-    block[order] = np.arange(len(train)) * num_blocks // len(train)
-    step = -(-(len(train) + len(validation)) // _MOST_SAMPLES)
-    chosen = [(train, np.arange(0, len(train), step)), (validation, np.arange(0, len(validation), step))]
-    has_lead = train.lead is not None
-
-    def joined(read: Callable[[GridSamples], Any]) -> np.ndarray:
-        return np.concatenate([read(samples)[which] for samples, which in chosen])
-
-    blocks = np.concatenate([block[chosen[0][1]], np.full(len(chosen[1][1]), num_blocks)])
-    in_time = np.argsort(blocks, kind="stable")
-    inputs, targets = train.inputs.values, train.targets.values
-    data = LadderData(
-        inputs.reshape(*inputs.shape[:2], -1),
-        joined(lambda samples: samples.input_rows)[in_time],
-        targets.reshape(*targets.shape[:2], -1),
-        joined(lambda samples: samples.target_rows)[in_time],
-        joined(lambda samples: samples.pairs.starts)[in_time],
-        joined(lambda samples: samples.pairs.valid)[in_time],
-        train.pairs.calendar,
-        blocks[in_time],
-        joined(lambda samples: samples.lead)[in_time] if has_lead else None,
-    )
-    is_dynamic = np.asarray([not channel.is_static for channel in train.inputs.channels])
-    place = np.cumsum(is_dynamic) - 1
-    reference = np.where(statistics.reference >= 0, place[statistics.reference], -1)
-    fill = statistics.input_fill.reshape(len(is_dynamic), -1)[statistics.reference]
-
-    def references(pixels: np.ndarray) -> np.ndarray:
-        found = data.x(pixels)[:, reference]
-        return np.where(np.isnan(found), fill[:, pixels], found)
-
-    flat = grid.shape[0] * grid.shape[1]
-    rings = [ring for ring in RINGS if 2 * ring < max(grid.shape)]
-    if grid.kind == "mesh":
-        rings = [1, 2] if nodes is not None and len(nodes) > 25 else []
-    fit = LadderFit(
-        data,
-        reference,
-        references,
-        lambda rings: (
-            ring_neighbours(grid.shape, rings, closes_circle=grid.closes_circle)
-            if nodes is None
-            else mesh_neighbours(nodes, rings)
-        ),
-        rings,
-        weights.reshape(flat),
-        statistics.target_mask.reshape(-1, flat),
-        statistics.mean_error.reshape(-1, flat).astype(np.float64),
-        # A forecast begins at its input.
-        np.where(train.pairs.valid[0] > train.pairs.starts[0], reference, -1),
-        uniform,
-    )
-    return FittedLadders(*fit.run(), block)

@@ -24,7 +24,7 @@ from smoe.gridded import (
 from smoe.losses import gaussian_crps
 from smoe.regression._fitted import Fitted, run_net
 from smoe.regression._nets import Regression
-from smoe.regression._options import RegressorOptions
+from smoe.regression._options import Objective, RegressorOptions
 from smoe.regression._preparation import lead_channel, lead_name, memory_limit, without_lead
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ Times = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 def net_values(fitted: Fitted, net: Regression, inputs: np.ndarray, times: Times, base: np.ndarray) -> np.ndarray:
     """Predictions of a net on the rung that it corrects, `(N, K, n, H, W)`."""
-    output = run_net(net, fitted.grid_ladder.net_inputs(inputs, base, *times, is_own=fitted.has_own_net))
+    output = run_net(net, fitted.ladder.net_inputs(inputs, base, *times, is_own=fitted.has_own_net))
     return output_values(output, base, net, fitted.options)
 
 
@@ -63,7 +63,7 @@ def model_values(
     nets = {name: net for name, net in fitted.nets.items() if fitted.shares[name].any()}
     if rungs is None:
         names = dict.fromkeys([fitted.base, *map(fitted.base_of, nets)])
-        rungs = fitted.grid_ladder.predict(inputs, *times, names=list(names))
+        rungs = fitted.ladder.predict(inputs, *times, names=list(names))
     values = {"base": fitted.spread.numbers(rungs[fitted.base], times[1], fitted.options)}
     for name, net in nets.items():
         values[name] = net_values(fitted, net, inputs, times, rungs[fitted.base_of(name)])
@@ -183,14 +183,7 @@ def predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarray
             parts.append(model_values(fitted, batch, of_times))
     coordinates, dims, shape = sample_coordinates(fitted, source, positions)
     options = fitted.options
-    dataset = fitted.layout.build(
-        np.concatenate(parts),
-        coordinates,
-        dims,
-        shape,
-        quantiles=options.quantiles if options.objective == "quantiles" else None,
-        has_spread=options.objective == "gaussian",
-    )
+    dataset = fitted.layout.build(np.concatenate(parts), coordinates, dims, shape, options)
     if options.missing == "fill":
         dataset.attrs["smoe_missing_inputs"] = "replaced by the mean of the pixel in the training period"
     return dataset if len(options.leads) < 2 else _along_leads(fitted, dataset, source, positions)
@@ -354,16 +347,19 @@ def normal_quantiles(levels: Sequence[float]) -> np.ndarray:
     return math.sqrt(2.0) * torch.erfinv(2.0 * torch.tensor(levels, dtype=torch.float64) - 1.0).numpy()
 
 
-def objective_errors(values: np.ndarray, truth: np.ndarray, options: RegressorOptions) -> np.ndarray:
-    """Error of predictions `(N, K, n, H, W)` by the objective, `(N, K, H, W)`; NaN where there is no truth."""
+def objective_errors(values: Tensor, target: Tensor, kind: Objective, levels: Tensor) -> Tensor:
+    """Error of predictions `(B, K, n, H, W)` by an objective, `(B, K, H, W)`; a gaussian has mean and spread."""
+    if kind == "gaussian":
+        return gaussian_crps(values[:, :, 0], values[:, :, 1], target)
+    below = target[:, :, None] - values
+    if kind == "quantiles":
+        levels = levels.to(values)[:, None, None]
+        return torch.maximum(levels * below, (levels - 1.0) * below).mean(dim=2)
+    return below[:, :, 0].abs() if kind == "mae" else below[:, :, 0].square()
+
+
+def errors_in_units(values: np.ndarray, truth: np.ndarray, options: RegressorOptions) -> np.ndarray:
+    """Error of predictions by the objective in the units of the data; NaN where there is no truth."""
     # Squares of values of any unit.
-    values, truth = values.astype(np.float64), truth.astype(np.float64)
-    if options.objective == "gaussian":
-        mean, std = (torch.from_numpy(np.ascontiguousarray(values[:, :, part])) for part in (0, 1))
-        return gaussian_crps(mean, std, torch.from_numpy(truth)).numpy()
-    if options.objective == "quantiles":
-        levels = np.asarray(options.quantiles)[:, None, None]
-        below = truth[:, :, None] - values
-        return np.maximum(levels * below, (levels - 1.0) * below).mean(axis=2)
-    error = values[:, :, 0] - truth
-    return np.abs(error) if options.objective == "mae" else np.square(error)
+    found, target = (torch.from_numpy(each.astype(np.float64)) for each in (values, truth))
+    return objective_errors(found, target, options.objective, torch.tensor(options.quantiles)).numpy()

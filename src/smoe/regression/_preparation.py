@@ -105,7 +105,7 @@ class Prepared:
     periods: Mapping[str, Period]
     statistics: Statistics
     lead_scale: float | None
-    samples: Mapping[str, int]
+    samples: dict[str, int]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -356,12 +356,8 @@ def prepare(
     target_table = collect_fields(targets, used_targets, folder=folders[1], block_bytes=limit // 16, progress=progress)
     check_gaps(target_table, targets, options.missing)
     _warn_of_large_chunks(inputs, limit, notify)
-    gathering = StatisticsPass(inputs.channels, used, target_table, splits["train"], reference)
-    input_table = collect_fields(
-        inputs, used, folder=folders[0], block_bytes=limit // 16, progress=progress, observe=gathering.add
-    )
+    input_table = collect_fields(inputs, used, folder=folders[0], block_bytes=limit // 16, progress=progress)
     check_gaps(input_table, inputs, options.missing)
-    num_train = len(splits["train"])
     if options.missing == "drop":
         splits = {name: _without_gaps(split, input_table, target_table) for name, split in splits.items()}
         for name, split in splits.items():
@@ -384,11 +380,7 @@ def prepare(
     if inputs.lead_times is None and inputs.labels is not None and targets.labels is not None:
         lost = describe_lost(inputs.labels, targets.labels, parse_lead(options.last_lead))
     outliers = (find_outlier(input_table, inputs), find_outlier(target_table, targets))
-    if len(splits["train"]) == num_train:
-        statistics = gathering.finish()
-    else:
-        # Which samples are dropped is known at the end only: their sums are gathered anew, from the tables.
-        statistics = gather_statistics(input_table, target_table, splits["train"], reference)
+    statistics = gather_statistics(input_table, target_table, splits["train"], reference)
     leads = inputs.lead_times
     scale = float(leads.max()) if leads is not None and len(leads) > 1 and options.lead is None else None
     samples = {
@@ -531,113 +523,52 @@ _SMALLEST, _LARGEST = 1e-35, 1e35
 _PIECE_BYTES = 1 << 26
 
 
-class StatisticsPass:
-    """Sums over the training samples. Give `add` to `collect_fields`, as what observes the inputs."""
-
-    def __init__(
-        self,
-        input_channels: tuple[Channel, ...],
-        input_positions: np.ndarray,
-        targets: FieldTable,
-        pairs: Pairs,
-        reference: np.ndarray,
-    ) -> None:
-        self._channels, self._targets, self._reference = input_channels, targets, reference
-        rows = np.searchsorted(input_positions, pairs.inputs)
-        # An input belongs to one sample at most.
-        self._order = np.argsort(rows)
-        self._rows = rows[self._order]
-        self._target_rows = targets.rows_of(pairs.targets)
-        num_targets, *grid = targets.always_missing.shape
-        self._of_inputs = FieldMoments((len(input_channels), *grid))
-        self._of_targets = FieldMoments((num_targets, *grid))
-        self._of_errors = FieldMoments((num_targets, *grid))
-        row_bytes = 4 * (len(input_channels) + num_targets) * grid[0] * grid[1]
-        self._step = max(1, _PIECE_BYTES // max(row_bytes, 1))
-
-    def add(self, first: int, block: np.ndarray) -> None:
-        """Adds the samples whose inputs lie in rows from `first` on, `(n, C, H, W)`."""
-        low, high = np.searchsorted(self._rows, (first, first + len(block)))
-        for start in range(int(low), int(high), self._step):
-            chosen = slice(start, min(start + self._step, int(high)))
-            rows = self._rows[chosen] - first
-            is_contiguous = rows[-1] - rows[0] + 1 == len(rows)
-            before = block[rows[0] : rows[-1] + 1] if is_contiguous else block[rows]
-            self._add_samples(before, self._order[chosen])
-
-    def _add_samples(self, before: np.ndarray, samples: np.ndarray) -> None:
-        after = self._targets.fields(self._target_rows[samples])
-        self._of_inputs.add(before)
-        self._of_targets.add(after)
-        if (self._reference >= 0).any():
-            references = np.where((self._reference >= 0)[:, None, None], before[:, self._reference], np.float32(0.0))
-            self._of_errors.add(after - references)
-
-    def finish(self) -> Statistics:
-        """The statistics of what was added."""
-        reference, targets = self._reference, self._targets
-        _check_varies(self._of_targets, targets.channels, "target", "there is nothing to learn")
-        _check_varies(self._of_inputs, self._channels, "input", "leave it out")
-        self._check_differs()
-        input_fill = self._input_fill()
-        input_mean, input_std = _mean_and_std(self._of_inputs, input_fill)
-        is_static = np.asarray([channel.is_static for channel in self._channels])[:, None, None]
-        means, stds = (each[:, None, None] for each in self._of_inputs.by_channel())
-        # A target without a value of its reference is corrected from what stands in for it.
-        has_reference = (reference >= 0)[:, None, None]
-        distance = self._of_targets.by_pixel()[0] - np.where(has_reference, input_fill[reference], 0)
-        errors = self._of_errors.by_pixel()[0] if has_reference.any() else np.full(distance.shape, np.nan)
-        mean_error = np.where(has_reference, np.where(np.isnan(errors), distance, errors), np.nan)
-        return Statistics(
-            input_mean=np.where(is_static, means, input_mean).astype(np.float32),
-            input_std=np.where(is_static, stds, input_std).astype(np.float32),
-            input_fill=input_fill.astype(np.float32),
-            mean_error=mean_error.astype(np.float32),
-            reference=reference,
-            target_mask=~targets.always_missing,
-        )
-
-    def _check_differs(self) -> None:
-        if not (self._reference >= 0).any():
-            return
-        means = np.nan_to_num(self._of_errors.by_pixel()[0])
-        is_same = ~(means.any(axis=(1, 2)) | self._of_errors.squares.any(axis=(1, 2))) & (self._reference >= 0)
-        for number in np.flatnonzero(is_same):
+def gather_statistics(inputs: FieldTable, targets: FieldTable, pairs: Pairs, reference: np.ndarray) -> Statistics:
+    """Statistics of the training samples."""
+    num_targets, *grid = targets.always_missing.shape
+    of_inputs, of_targets, of_errors = (
+        FieldMoments((count, *grid)) for count in (len(inputs.channels), num_targets, num_targets)
+    )
+    has_reference = (reference >= 0)[:, None, None]
+    input_rows, target_rows = inputs.rows_of(pairs.inputs), targets.rows_of(pairs.targets)
+    step = max(1, _PIECE_BYTES // (4 * (len(inputs.channels) + num_targets) * grid[0] * grid[1]))
+    for first in range(0, len(pairs), step):
+        rows = slice(first, first + step)
+        before, after = inputs.fields(input_rows[rows]), targets.fields(target_rows[rows])
+        of_inputs.add(before)
+        of_targets.add(after)
+        of_errors.add(after - np.where(has_reference, before[:, reference], np.float32(0.0)))
+    _check_varies(of_targets, targets.channels, "target", "there is nothing to learn")
+    _check_varies(of_inputs, inputs.channels, "input", "leave it out")
+    for number in np.flatnonzero(reference >= 0):
+        if not of_errors.means[number].any() and not of_errors.squares[number].any():
             raise DataError(
-                f"the target {self._targets.channels[number].name} is the same as the input "
-                f"{self._channels[self._reference[number]].name} at all times of the training period: did you forget "
+                f"the target {targets.channels[number].name} is the same as the input "
+                f"{inputs.channels[reference[number]].name} at all times of the training period: did you forget "
                 "lead (--lead)? Leave it out of the inputs, or set residual='no' if it is meant"
             )
-
-    def _input_fill(self) -> np.ndarray:
-        """What stands in for missing inputs, `(C, H, W)`.
-
-        The mean of the pixel; where there is none, that of the target that continues the input, else of the channel.
-        """
-        fill = self._of_inputs.by_pixel()[0]
-        target_means = self._of_targets.by_pixel()[0]
-        for target, channel in enumerate(self._reference):
-            if channel >= 0:
-                fill[channel] = np.where(np.isnan(fill[channel]), target_means[target], fill[channel])
-        return np.where(np.isnan(fill), self._of_inputs.by_channel()[0][:, None, None], fill)
-
-
-def gather_statistics(inputs: FieldTable, targets: FieldTable, pairs: Pairs, reference: np.ndarray) -> Statistics:
-    """Statistics of samples from tables that are there already, for samples that are known only then."""
-    statistics = StatisticsPass(inputs.channels, inputs.positions, targets, pairs, reference)
-    row_bytes = 4 * inputs.always_missing.size
-    step = max(1, _PIECE_BYTES // max(row_bytes, 1))
-    for first in range(0, len(inputs), step):
-        statistics.add(first, inputs.fields(np.arange(first, min(first + step, len(inputs)))))
-    return statistics.finish()
-
-
-def _mean_and_std(moments: FieldMoments, stand_in: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and spread of pixels; one without values has the mean `stand_in` and the usual spread."""
-    usual = moments.by_channel()[1][:, None, None]
-    mean, std = moments.by_pixel()
+    target_mean = of_targets.by_pixel()[0]
+    input_mean, input_std = of_inputs.by_pixel()
+    means, usual = (each[:, None, None] for each in of_inputs.by_channel())
+    fill = input_mean.copy()
+    for target, channel in enumerate(reference):
+        if channel >= 0:
+            fill[channel] = np.where(np.isnan(fill[channel]), target_mean[target], fill[channel])
+    fill = np.where(np.isnan(fill), means, fill)
+    is_static = np.asarray([channel.is_static for channel in inputs.channels])[:, None, None]
     # A pixel that hardly varies would be blown up: its spread is a hundredth of the channel's at least.
-    return np.where(np.isnan(mean), stand_in, mean), np.where(np.isnan(std), usual, np.maximum(std, 0.01 * usual))
+    input_std = np.where(np.isnan(input_std), usual, np.maximum(input_std, 0.01 * usual))
+    # A target without a value of its reference is corrected from what stands in for it.
+    errors = of_errors.by_pixel()[0]
+    errors = np.where(np.isnan(errors), target_mean - fill[reference], errors)
+    return Statistics(
+        input_mean=np.where(is_static, means, np.where(np.isnan(input_mean), fill, input_mean)).astype(np.float32),
+        input_std=np.where(is_static, usual, input_std).astype(np.float32),
+        input_fill=fill.astype(np.float32),
+        mean_error=np.where(has_reference, errors, np.nan).astype(np.float32),
+        reference=reference,
+        target_mask=~targets.always_missing,
+    )
 
 
 def _check_varies(moments: FieldMoments, channels: tuple[Channel, ...], what: str, remedy: str) -> None:

@@ -40,8 +40,8 @@ from smoe.regression._fitted import (
     routing_map,
     save_model,
 )
-from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, GridLadder, num_channels
-from smoe.regression._ladder_fit import fit_ladders
+from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, num_channels
+from smoe.regression._ladder_fit import LadderFit
 from smoe.regression._nets import (
     NetShape,
     Regression,
@@ -246,16 +246,14 @@ class GridRegressor:
         uniform = [number for number, name in enumerate(dynamic) if name in prepared.inputs.series]
         mesh = mesh_of_targets(prepared.targets.dataset, prepared.targets.grid, self._own_net)
         nodes = None if mesh is None else mesh.coordinates.numpy()
-        ladders = fit_ladders(train, validation, prepared.targets.grid, weights, uniform, nodes)
-        is_dynamic = np.asarray([not channel.is_static for channel in prepared.inputs.channels])
-        grid_ladder = GridLadder(ladders.train, prepared.statistics, is_dynamic)
+        ladders = LadderFit(train, validation, prepared.targets.grid, weights, uniform, nodes).run()
         base = SIMPLE.get(options.net) or ladders.train.best
         if base not in ladders.train.rungs:
             raise DataError(f"net={options.net!r} needs an input that each target continues: choose another one")
         simple = MEAN_ERROR if MEAN_ERROR in ladders.train.rungs else CLIMATOLOGY
         shape = NetShape(
             in_channels=num_channels(
-                ladders.train.design.anomalies.basis, len(is_dynamic), len(prepared.targets.channels),
+                ladders.train.design.anomalies.basis, len(prepared.inputs.channels), len(prepared.targets.channels),
                 has_lead=prepared.lead_scale is not None, is_own=is_own,
             ),
             out_channels=len(prepared.targets.channels) * options.outputs_per_target,
@@ -272,7 +270,7 @@ class GridRegressor:
         compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
         compares &= not options.quick or options.compare == "yes"
         used = {base, simple} if compares else {base}
-        bases = {name: BaseFields.of(ladders, prepared, is_dynamic, name, options) for name in used}
+        bases = {name: BaseFields.of(ladders, prepared, name, options) for name in used}
         recipe = {"options": asdict(options), "inputs": [c.name for c in prepared.inputs.channels]}
         records: dict[str, list[dict[str, Any]]] = {}
         nets: dict[str, Regression] = {"net": net}
@@ -281,7 +279,7 @@ class GridRegressor:
             fields = bases[on]
             fields.begin(nets[which], options)
             splits = {
-                name: NetSamples(prepared.splits[name], grid_ladder, values, fields.scale, is_own=is_own)
+                name: NetSamples(prepared.splits[name], ladders.train, values, fields.scale, is_own=is_own)
                 for name, values in (("train", fields.train), ("validation", fields.validation))
             }
             place = directory
@@ -310,9 +308,8 @@ class GridRegressor:
                     )  # fmt: skip
                     learn(which, on, reporter)
         is_refitted = options.refit == "yes" or (options.refit == "auto" and "test" in prepared.splits)
-        judged = judge(
-            nets, bases[base], bases.get(simple, bases[base]), validation, grid_ladder, weights, options, is_own=is_own
-        )
+        on_simple = bases.get(simple, bases[base])
+        judged = judge(nets, bases[base], on_simple, validation, ladders.train, weights, options, is_own=is_own)
         fitted = Fitted(
             options=options,
             ladder=ladders.train,
@@ -331,7 +328,6 @@ class GridRegressor:
             grid=prepared.targets.grid,
             mesh=mesh,
             layout=OutputLayout.of(prepared.targets, is_array=is_array),
-            statistics=prepared.statistics,
             static=train.inputs.static,
             input_mask=train.inputs.always_missing,
             lead_scale=prepared.lead_scale,

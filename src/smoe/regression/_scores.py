@@ -29,11 +29,11 @@ from smoe.regression._fitted import Fitted, open_inputs, without_nan
 from smoe.regression._ladder import CLIMATOLOGY, COMBINATION, PERSISTENCE
 from smoe.regression._prediction import (
     central,
+    errors_in_units,
     find_gaps,
     finished,
     model_values,
     net_values,
-    objective_errors,
     read_inputs,
 )
 from smoe.regression._preparation import (
@@ -168,21 +168,9 @@ class ScoreTable:
 
     def to_plain(self) -> dict[str, object]:
         """What JSON keeps; numbers that are not finite are None."""
-        return without_nan({
-            "targets": list(self.targets),
-            "units": list(self.units),
-            "num_samples": self.num_samples,
-            "rmse": {name: list(values) for name, values in self.rmse.items()},
-            "rmse_spread": {name: list(values) for name, values in self.rmse_spread.items()},
-            "mae": {name: list(values) for name, values in self.mae.items()},
-            "difference": {name: list(values) for name, values in self.difference.items()},
-            "difference_spread": {name: list(values) for name, values in self.difference_spread.items()},
-            "objective": None
-            if self.objective is None
-            else [self.objective[0], {name: list(values) for name, values in self.objective[1].items()}],
-            "scored": self.period,
-            "notes": list(self.notes),
-        })  # fmt: skip
+        names = ("targets", "units", "num_samples", "rmse", "rmse_spread", "mae", "difference", "difference_spread",
+                 "objective", "notes")  # fmt: skip
+        return without_nan({name: getattr(self, name) for name in names} | {"scored": self.period})
 
 
 def _roots(squared: np.ndarray) -> tuple[float, ...]:
@@ -207,19 +195,12 @@ def make_table(
     simple: Sequence[str] = (),
 ) -> ScoreTable:
     """Reduces the errors of all samples: the mean over times is inside of the root."""
-    rmse, spread, mae, values = {}, {}, {}, {}
-    differences: dict[str, tuple[float, ...]] = {}
-    difference_spreads: dict[str, tuple[float, ...]] = {}
-    num_samples = 0
-    for name, each in sums.items():
-        squared, absolute = np.concatenate(each.squared), np.concatenate(each.absolute)
-        num_samples = len(squared)
-        rmse[name] = tuple(float(value) for value in np.sqrt(np.nanmean(squared, axis=0)))
-        mae[name] = tuple(float(value) for value in np.nanmean(absolute, axis=0))
-        spread[name] = tuple(float(value) for value in bootstrap_spread(squared, seed))
-        if each.objective:
-            values[name] = tuple(float(value) for value in np.nanmean(np.concatenate(each.objective), axis=0))
     squares = {name: np.concatenate(each.squared) for name, each in sums.items()}
+    absolute = {name: np.concatenate(each.absolute) for name, each in sums.items()}
+    rmse = {name: _roots(each) for name, each in squares.items()}
+    spread = {name: tuple(map(float, bootstrap_spread(each, seed))) for name, each in squares.items()}
+    mae = {name: tuple(map(float, np.nanmean(each, axis=0))) for name, each in absolute.items()}
+    differences, difference_spreads = {}, {}
     if simple:
         best = [min(simple, key=lambda name, k=k: rmse[name][k]) for k in range(len(targets))]
         reference = np.stack([squares[name][:, k] for k, name in enumerate(best)], axis=1)
@@ -233,10 +214,14 @@ def make_table(
     if not np.isfinite(list(rmse.values())).all():
         names = ", ".join(name for name, each in rmse.items() if not np.isfinite(each).all())
         notes = (*notes, f"errors that are not finite: {names}")
-    chosen = None if objective is None else (objective, values)
+    chosen = None
+    if objective is not None:
+        values = {name: np.nanmean(np.concatenate(each.objective), axis=0) for name, each in sums.items()}
+        chosen = objective, {name: tuple(map(float, each)) for name, each in values.items()}
+    num_samples = len(next(iter(squares.values())))
     return ScoreTable(
         targets, units, num_samples, rmse, spread, mae, differences, difference_spreads, chosen, period, notes,
-        squares, {name: np.concatenate(each.absolute) for name, each in sums.items()},
+        squares, absolute,
     )  # fmt: skip
 
 
@@ -375,7 +360,7 @@ def compare_batches(fitted: Fitted, scored: Scored) -> Iterator[ComparedBatch]:
 
 def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *, is_forecast: bool) -> ComparedBatch:
     """Predictions of the nets and the simple models for some samples."""
-    rungs = fitted.grid_ladder.predict(before, *times)
+    rungs = fitted.ladder.predict(before, *times)
     values = {MODEL: model_values(fitted, before, times, rungs)}
     labels = {"net": fitted.net_kind, "plain": PLAIN, "alone": ALONE}
     for name, net in fitted.nets.items():
@@ -455,7 +440,7 @@ def score_samples(
                 found = weighted_means(squared, batch.truth, fitted.pixel_weights * mask)
                 of_regions[region].setdefault(name, []).append(found)
             if objective is not None:
-                errors = objective_errors(values, batch.truth, fitted.options)
+                errors = errors_in_units(values, batch.truth, fitted.options)
                 each.objective.append(weighted_means(errors, batch.truth, fitted.pixel_weights))
     if not sums:
         raise DataError("every sample has missing values, which the model was fitted to drop")
@@ -472,21 +457,19 @@ def score_samples(
 
 def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) -> str | None:
     """What must be said of a model that a simple prediction beats on samples that were prepared for it."""
-    sums: dict[str, ErrorSums] = {}
+    found: dict[str, list[np.ndarray]] = {}
+    is_absolute = fitted.options.objective in ("mae", "quantiles")
     for first in range(0, len(samples), _BATCH):
         indices = np.arange(first, min(first + _BATCH, len(samples)))
         before, truth = samples.physical(indices)
         batch = compare(fitted, before, truth, samples.times(indices), is_forecast=is_forecast)
         for name, values in {MODEL: batch.nets[MODEL], **batch.simple}.items():
-            sums.setdefault(name, ErrorSums()).add(central(fitted.options, values), batch.truth, fitted.pixel_weights)
-    is_absolute = fitted.options.objective in ("mae", "quantiles")
+            error = np.abs(central(fitted.options, values).astype(np.float64) - batch.truth)
+            error = error if is_absolute else np.square(error)
+            found.setdefault(name, []).append(weighted_means(error, batch.truth, fitted.pixel_weights))
+    means = {name: np.nanmean(np.concatenate(each), axis=0) for name, each in found.items()}
     for number, channel in enumerate(fitted.target_channels):
-        errors = {
-            name: float(np.nanmean(np.concatenate(each.absolute)[:, number]))
-            if is_absolute
-            else float(np.sqrt(np.nanmean(np.concatenate(each.squared)[:, number])))
-            for name, each in sums.items()
-        }
+        errors = {name: float(each[number] if is_absolute else np.sqrt(each[number])) for name, each in means.items()}
         ours = errors.pop(MODEL)
         best = min(errors, key=lambda name: errors[name])
         # Not finite is not better either.

@@ -16,13 +16,20 @@ from torch.utils.data import Dataset
 
 from smoe._files import temporary_folder
 from smoe.errors import Interrupted
-from smoe.losses import gaussian_crps
 from smoe.regression._fitted import run_net
-from smoe.regression._ladder import GridLadder, Spread, TimeBasis
+from smoe.regression._ladder import Ladder, Spread, TimeBasis
 from smoe.regression._ladder_fit import FittedLadders, convex_weights
 from smoe.regression._nets import Regression
 from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, Objective, RegressorOptions
-from smoe.regression._prediction import central, mix, normal_quantiles, objective_errors, output_values, split_gaussian
+from smoe.regression._prediction import (
+    central,
+    errors_in_units,
+    mix,
+    normal_quantiles,
+    objective_errors,
+    output_values,
+    split_gaussian,
+)
 from smoe.regression._preparation import GridSamples, Prepared
 from smoe.regression._scores import bootstrap_spread, weighted_means
 from smoe.training.loop import Loop, TrainingDiverged
@@ -73,16 +80,10 @@ class GridObjective(nn.Module):
         """Error of each target and pixel, `(B, K, H, W)`."""
         if self.own is not None:
             return self.own(prediction, target)
-        if self.kind == "mse":
-            return (prediction - target).square()
-        if self.kind == "mae":
-            return (prediction - target).abs()
+        values = prediction.unflatten(1, (target.shape[1], -1))
         if self.kind == "gaussian":
-            mean, std = split_gaussian(prediction)
-            return gaussian_crps(mean, std, target)
-        below = target[:, :, None] - prediction.unflatten(1, (target.shape[1], -1))
-        levels = self.levels.to(prediction)[:, None, None]
-        return torch.maximum(levels * below, (levels - 1.0) * below).mean(dim=2)
+            values = torch.stack(split_gaussian(prediction), dim=2)
+        return objective_errors(values, target, self.kind, self.levels)
 
 
 class MeanObjective(Metric):
@@ -105,7 +106,7 @@ class NetSamples(Dataset[tuple[Tensor, Tensor]]):
     """What a net learns: normalised inputs, and targets less the base that it corrects; NaN marks missing targets."""
 
     def __init__(
-        self, samples: GridSamples, ladder: GridLadder, base: np.ndarray, scale: np.ndarray, *, is_own: bool
+        self, samples: GridSamples, ladder: Ladder, base: np.ndarray, scale: np.ndarray, *, is_own: bool
     ) -> None:
         self.samples, self.ladder, self.base, self.is_own = samples, ladder, base, is_own
         self.scale = scale[:, None, None].astype(np.float32)
@@ -243,9 +244,7 @@ class BaseFields:
     scale: np.ndarray
 
     @classmethod
-    def of(
-        cls, ladders: FittedLadders, prepared: Prepared, is_dynamic: np.ndarray, name: str, options: RegressorOptions
-    ) -> BaseFields:
+    def of(cls, ladders: FittedLadders, prepared: Prepared, name: str, options: RegressorOptions) -> BaseFields:
         """Predicts: each block of times by the ladder that has not seen it."""
         shape = prepared.statistics.target_mask.shape
         found = {}
@@ -257,12 +256,11 @@ class BaseFields:
             found[split] = _empty_like(samples.targets.values, f"{name} {split}", (len(samples), *shape))
             blocks = ladders.block if split == "train" else np.full(len(samples), len(ladders.blocks))
             for block, ladder in enumerate([*ladders.blocks, ladders.train]):
-                grid_ladder = GridLadder(ladder, prepared.statistics, is_dynamic)
                 of_block = np.flatnonzero(blocks == block)
                 for first in range(0, len(of_block), _BATCH):
                     rows = of_block[first : first + _BATCH]
                     before, after = samples.physical(rows)
-                    predicted = grid_ladder.predict(before, *samples.times(rows), names=[name])[name]
+                    predicted = ladder.predict(before, *samples.times(rows), names=[name])[name]
                     found[split][rows] = predicted
                     errors = after - predicted
                     kept.append(errors.reshape(*errors.shape[:2], -1)[:, :, pixels])
@@ -344,14 +342,14 @@ def _empty_like(values: np.ndarray, name: str, shape: tuple[int, ...]) -> np.nda
 class Judgement:
     """What predicts: the share of each net, `(K,)`; the objective of each as a share of the base's; and in words."""
 
-    shares: Mapping[str, np.ndarray]
+    shares: dict[str, np.ndarray]
     widen: np.ndarray
-    validation: Mapping[str, float]
+    validation: dict[str, float | None]
     verdict: str
 
 
 def judge(
-    nets: Mapping[str, Regression], base: BaseFields, simple: BaseFields, validation: GridSamples, ladder: GridLadder,
+    nets: Mapping[str, Regression], base: BaseFields, simple: BaseFields, validation: GridSamples, ladder: Ladder,
     weights: np.ndarray, options: RegressorOptions, *, is_own: bool,
 ) -> Judgement:  # fmt: skip
     """Chooses the shares of the nets in what predicts, and says what they add.
@@ -378,7 +376,7 @@ def judge(
             for batch in _batches(len(validation))
         ])  # fmt: skip
     errors = {
-        name: weighted_means(objective_errors(each, truth, options), truth, weights) for name, each in values.items()
+        name: weighted_means(errors_in_units(each, truth, options), truth, weights) for name, each in values.items()
     }
     shares = {name: np.zeros(truth.shape[1]) for name in names}
     if names and options.keep == "smoe":
@@ -394,7 +392,7 @@ def judge(
             for name, weight in zip(finite, convex_weights(products, _DRAWN), strict=True):
                 if name != "base":
                     shares[name][k] = weight
-        mixed = weighted_means(objective_errors(mix(values, shares), truth, options), truth, weights)
+        mixed = weighted_means(errors_in_units(mix(values, shares), truth, options), truth, weights)
         for k in range(truth.shape[1]):
             gains = (errors["base"] - mixed)[:, k : k + 1]
             gain, spread = float(np.nanmean(gains)), float(bootstrap_spread(gains, mean=True)[0])
@@ -403,7 +401,7 @@ def judge(
                 shares[name][k] *= factor if factor * shares[name][k] >= _LEAST_SHARE else 0.0
     # Without an error there is nothing to remove.
     means = {name: np.nanmean(each, axis=0) + 1e-300 for name, each in errors.items()}
-    ratios = {name: float(np.mean(each / means["base"])) for name, each in means.items()}
+    ratios: dict[str, float | None] = {name: float(np.mean(each / means["base"])) for name, each in means.items()}
     widen = np.ones(truth.shape[1], np.float32)
     if options.outputs_per_target > 1 and any(share.any() for share in shares.values()):
         after, before = (_width(each, truth, options) for each in (mix(values, shares), of_base))
