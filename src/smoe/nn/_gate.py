@@ -116,12 +116,16 @@ class SpatialGate(SelfTaught, ABC):
 
     def decide(self, input: torch.Tensor | None) -> Routing:
         """The same for a pass that needs no scores, which may be empty."""
-        return self.draw(None, 0.0) if self.can_draw else self.route(input)
+        return self.draw_again(None, 0.0) if self.can_draw else self.route(input)
 
     @property
     def can_draw(self) -> bool:
         """Whether the scores alone decide, family by family."""
         return self.order == "families" and self.normalization == "none" and not self.looks_at_input
+
+    def draw_again(self, seed: torch.Tensor | None, noise: float) -> Routing:
+        """The same as `draw`, which the next pass may want too."""
+        return self.draw(seed, noise)
 
     def draw(self, seed: torch.Tensor | None, noise: float) -> Routing:
         """Selects an expert of each family by the scores with noise, without storing all scores.

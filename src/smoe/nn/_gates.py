@@ -187,7 +187,7 @@ class PixelEmbedding(SelfTaught):
 class _Decision(NamedTuple):
     """A routing, and what it was decided by."""
 
-    scale: float
+    options: tuple[float | None, ...]
     numbers: tuple[torch.Tensor, ...]
     routing: Routing
 
@@ -315,28 +315,28 @@ class FactorisedGate(SpatialGate):
         del input
         return self.scores_of(slice(None)).unflatten(1, self.spatial_shape)
 
-    def decide(self, input: torch.Tensor | None) -> Routing:
-        """As its base says; on a CPU a decision is kept, and returned again as long as keys and embedding are equal."""
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_kept": None}
+
+    def draw_again(self, seed: torch.Tensor | None, noise: float) -> Routing:
+        """As its base says: on a CPU a selection is kept, and returned as long as all that decides it is equal."""
         numbers = (self.keys, self.embedding())
         is_plain = all(type(each) in (torch.Tensor, nn.Parameter) and each.is_cpu for each in numbers)
-        if is_observed() or not self.can_draw or not is_plain:
-            return super().decide(input)
-        kept = self._kept
+        if not is_plain or is_observed():
+            return self.draw(seed, noise)
+        kept, options = self._kept, (self.scale, None if seed is None else int(seed), noise)
         if (
             kept is not None
-            and kept.scale == self.scale
+            and kept.options == options
             and all(map(is_equal, numbers, kept.numbers))
             # A tensor of `torch.inference_mode` could not be saved for a backward pass.
             and (torch.is_inference_mode_enabled() or not kept.routing.indices.is_inference())
         ):
             return kept.routing
-        routing = super().decide(input)
+        routing = self.draw(seed, noise)
         copies = tuple(each.detach().clone() for each in numbers)
-        self._kept = None if routing.unranked is not None else _Decision(self.scale, copies, routing)
+        self._kept = None if routing.unranked is not None else _Decision(options, copies, routing)
         return routing
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_kept": None}
 
     def draw(self, seed: torch.Tensor | None, noise: float) -> Routing:
         """Selects an expert of each family by the scores with noise, by one kernel where there is one."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smoe.nn._fixed_gates import NoisyGate
-from smoe.nn._gate import SpatialGate, without_autocast
+from smoe.nn._gate import without_autocast
 from smoe.nn._gates import FactorisedGate
 from smoe.nn._learner import Learner, Step
 from smoe.ops._families import experts_of, family_gradient, relative_family_gradient, sample_families
@@ -40,6 +40,9 @@ class StraightThroughLearner(Learner):
                 f"gate with order='families' that neither looks at its input nor adds noise, got a "
                 f"{type(gate).__name__} with order={gate.order!r}"
             )
+        # Share of the samples that the gate learns from; less than one sample: it learns in some passes.
+        default = min(0.25, 0.5 / max(1, -(-gate.num_experts // gate.num_selected) - 1))
+        self._share = default if rule.share is None else rule.share
         device = layer._signal.num_nonfinite.device
         self.register_buffer("seed", torch.randint(2**31 - 1, (), device=device))
         # For compiled passes, which have no counters: whether the gate learns in the next pass, and how often.
@@ -58,7 +61,8 @@ class StraightThroughLearner(Learner):
                 noise *= min(1.0, self.counters["num_steps"] / self.rule.warm_up)
         seed = self.seed + gate.steps.num_steps
         if not layer._needs_scores and not is_compiling and gate.can_draw:
-            return gate.draw(seed if noise > 0.0 else None, noise)
+            draw = gate.draw_again if self._share * len(input) < 1.0 else gate.draw
+            return draw(seed if noise > 0.0 else None, noise)
         # A compiled pass that stores scores gives them a gradient, of zeros if nothing is learned.
         with torch.set_grad_enabled(torch.is_grad_enabled() and (self._is_due or not is_compiling)):
             routing = gate.route(input)
@@ -76,7 +80,7 @@ class StraightThroughLearner(Learner):
         trained = layer._trained_parameter()
         if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
             return selected
-        part = self._samples(gate, len(source))
+        part = self._samples(len(source))
         if not torch.compiler.is_compiling():
             numbers = gate.numbers()
             return _Families.apply(selected, source, step, self, part, trained, numbers, *compared, *numbers)  # type: ignore[return-value]
@@ -85,15 +89,12 @@ class StraightThroughLearner(Learner):
         scores, indices = routing.scores, routing.indices
         return _FamiliesWithScores.apply(selected, scores, source, indices, layer, self, part, *compared)  # type: ignore[return-value]
 
-    def _samples(self, gate: SpatialGate, batch: int) -> slice | None:
+    def _samples(self, batch: int) -> slice | None:
         """The samples that the gate learns from in this pass, at equal distances; None if it does not learn.
 
         The layer's input is saved by the experts too, so that a slice of it takes no memory.
         """
-        share = self.rule.share
-        if share is None:
-            share = min(0.25, 0.5 / max(1, -(-gate.num_experts // gate.num_selected) - 1))
-        number = share * max(1, batch)
+        number = self._share * max(1, batch)
         if number < 1.0:
             period = round(1.0 / number)
             if torch.compiler.is_compiling():

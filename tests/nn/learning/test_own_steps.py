@@ -311,6 +311,24 @@ def test_small_batches_learn_in_some_passes() -> None:
     assert steps == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
+def test_choices_are_kept_until_the_gate_steps_or_its_numbers_change() -> None:
+    torch.manual_seed(0)
+    layer = smoe.SpatialMoE2d(2, 4, spatial_shape=GRID)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    seen: list[torch.Tensor] = []
+    for seed in range(8):
+        layer(data(seed, batch=1)[0]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert layer._last_routing is not None
+        seen.append(layer._last_routing.indices)
+    # One sample: the gate learns in the first of each four passes.
+    assert [seen[place] is seen[place - 1] for place in range(1, 8)] == [False, True, True, True, False, True, True]
+    layer.gate.keys.data.neg_()
+    layer(data(batch=1)[0])
+    assert layer._last_routing is not None and not torch.equal(layer._last_routing.indices, seen[-1])
+
+
 def test_rules_that_an_optimiser_follows_are_refused_afterwards() -> None:
     layer = smoe.SpatialMoE2d(2, 4, spatial_shape=GRID)
     with pytest.raises(ValueError, match=r"learns beside the optimiser.*make a new layer with rule='rc'"):
