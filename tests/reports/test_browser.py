@@ -15,9 +15,8 @@ from gridded_files import regional
 from sample_reports import GRID, place_samples, random_gate, sample_report
 from smoe import GridRegressor
 from smoe.reports.page import write_page
-from smoe.reports.parts import ErrorMap
 from smoe.reports.read_fit import FitData, read_fit
-from smoe.reports.run_report import RunReport
+from smoe.reports.run_report import ErrorMap, RunReport
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium was found: apt-get install chromium")
 

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from sample_reports import GRID, place_samples, random_gate, sample_report
+from smoe._maps import Axis, Places, make_views, take, thinned
 from smoe.errors import DataError
 from smoe.reports import page
-from smoe.reports.maps import make_views, take, thinned
 from smoe.reports.page_data import DETAILS, Detail, page_data
-from smoe.reports.parts import Axis, ErrorMap, Places
-from smoe.reports.run_report import Monitor, ScoreRow, ScoreSheet, headline
+from smoe.reports.run_report import ErrorMap, Monitor, ScoreRow, ScoreSheet, headline
 
 WRITTEN = datetime(2026, 1, 2, tzinfo=UTC)
 

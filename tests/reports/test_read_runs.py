@@ -18,11 +18,11 @@ from gridded_files import regional
 from image_files import publish, write_idx_set
 from sample_reports import GRID, TwoLayers, place_samples, sample_report
 from smoe import GridRegressor
+from smoe._maps import Axis, Places
 from smoe.regression._scores import write_scores
 from smoe.reports.gate_maps import ranked, read_gates
 from smoe.reports.page import figures, write_page
 from smoe.reports.page_data import curves_of
-from smoe.reports.parts import Axis, Places
 from smoe.reports.read_fit import FitData, labels_of, read_and_compare, read_fit, with_plain
 from smoe.reports.run_report import RunReport
 from smoe.training.run_directory import CheckpointError, RunError

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from smoe import SpatialMoE2d
+from smoe._maps import Axis, Places
 from smoe.diagnostics import RoutingGain
 from smoe.nn import TensorGate
 from smoe.reports.gate_maps import GateMap, read_gates
-from smoe.reports.parts import Axis, ErrorMap, Example, Places
-from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
+from smoe.reports.run_report import ErrorMap, Example, Monitor, RunReport, ScoreRow, ScoreSheet
 
 GRID = (5, 7)
 GAINS = [

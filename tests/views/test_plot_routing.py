@@ -19,9 +19,7 @@ from smoe._notebook import NUM_DISTINCT, coastlines, expert_colours, html_table,
 from smoe.nn import GraphMoE, SpatialMoE2d
 from smoe.regression._scores import ScoreTable
 from smoe.views import _routing, plot_routing
-from smoe.views._drawing import VIEWS, draw_side, views_of
 from smoe_paper.baselines.gates import ConvGate
-from smoe_paper.heat_mesh import data as domains
 
 RNG = np.random.default_rng(0)
 
@@ -45,11 +43,19 @@ def test_lines_maps_and_volumes(figures: list[Figure], pixels: tuple[int, ...], 
     assert figures[0].axes[-1].get_title().startswith("use of each expert")
 
 
-def test_nodes_of_a_mesh_are_points(figures: list[Figure]) -> None:
-    coords = RNG.normal(size=(20, 2))
-    plot_routing(RNG.integers(0, 3, (1, 20)), "unused.png", num_experts=3, coords=torch.from_numpy(coords))
-    (points,) = figures[0].axes[0].collections
-    np.testing.assert_allclose(np.asarray(points.get_offsets()), coords)
+def test_nodes_are_drawn_where_they_lie(figures: list[Figure]) -> None:
+    choices, coords = np.array([[0, 1, 2, 1]]), np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 2.0], [4.0, 2.0]])
+    latitude, longitude = coords[:, 1].reshape(2, 2), coords[:, 0].reshape(2, 2)
+    plot_routing(choices, "unused.png", num_experts=3, coords=torch.from_numpy(coords))
+    plot_routing(choices.reshape(1, 2, 2), "unused.png", num_experts=3, coords={"lat": latitude, "lon": longitude})
+    for figure in figures:
+        (image,) = figure.axes[0].images
+        colours = np.rint(255 * np.asarray(image.get_array()))
+        height, width = colours.shape[:2]
+        # The first node is below on the left, and the third above it.
+        for row, column, expert in ((0.75, 0.1, 0), (0.75, 0.9, 1), (0.25, 0.1, 2), (0.25, 0.9, 1)):
+            np.testing.assert_array_equal(colours[int(row * height), int(column * width)], expert_colours(3)[expert])
+        assert figure.axes[0].get_title() == "the expert of each pixel, from above"
 
 
 def test_a_map_has_the_coordinates_of_its_rows_and_columns(tmp_path: Path) -> None:
@@ -65,16 +71,12 @@ def test_a_map_has_the_coordinates_of_its_rows_and_columns(tmp_path: Path) -> No
     assert (tmp_path / "map.png").stat().st_size > 5_000
 
 
-def test_rows_with_several_steps_and_pixels_with_two_coordinates() -> None:
+def test_rows_with_several_steps() -> None:
     choices = RNG.integers(0, 3, (1, 3, 4))
     rows, columns = np.array([0.0, 1.0, 5.0]), np.arange(4.0)
     figure = plot_routing(choices, num_experts=3, coords={"y": rows, "x": columns})
     (mesh,) = figure.axes[0].collections
     assert np.asarray(mesh.get_array()).shape == (3, 4, 3)
-    latitude, longitude = np.meshgrid(rows, columns, indexing="ij")
-    figure = plot_routing(choices, num_experts=3, coords={"lat": latitude, "lon": longitude})
-    (points,) = figure.axes[0].collections
-    np.testing.assert_array_equal(points.get_offsets(), np.stack([longitude.ravel(), latitude.ravel()], axis=1))
 
 
 def test_a_coarser_gate_of_a_model_is_stretched_over_the_same_area() -> None:
@@ -115,44 +117,10 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         plot_routing(np.zeros((1, 1, 1, 1, 2), dtype=int), "unused.png", num_experts=2)
 
 
-def test_nodes_in_space_are_seen_from_two_sides_and_those_of_a_plane_from_above() -> None:
+def test_a_body_in_space_is_seen_from_two_sides() -> None:
     corners = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
-    triangles = np.array([[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]])
-    layer = GraphMoE.from_experts(1, 2, 1, num_nodes=4)
-    headings = [axes.get_title() for axes in plot_routing(layer, coords=corners, triangles=triangles).axes]
-    assert headings[:2] == ["the expert of each pixel, front", "the expert of each pixel, back"]
-    flat = plot_routing(layer, coords=corners[:, :2], triangles=triangles[:1])
-    assert len(flat.axes) == 2 and flat.axes[0].get_title() == "the expert of each pixel, above"
-    with pytest.raises(ValueError, match="triangles need coords"):
-        plot_routing(layer, triangles=triangles)
-
-
-@pytest.mark.parametrize(("view", "sign"), [("front", 1), ("back", -1)])
-def test_the_near_side_of_a_sphere_covers_the_far_side(view, sign):
-    sphere = domains.icosphere(2)
-    assert sphere.triangles is not None
-    assert views_of(sphere.coordinates) == ("front", "back")
-    depth = sign * sphere.coordinates[:, 0]
-    colours = np.where(depth[:, None] > 0, 1.0, np.zeros((162, 3)))
-    axes = Figure().add_subplot()
-    draw_side(axes, sphere.coordinates, colours, VIEWS[view], sphere.triangles)
-    shades = np.asarray(axes.collections[0].get_facecolor())[:, 0]
-    assert shades[: len(shades) // 3].max() == 0.0 and shades[-len(shades) // 3 :].min() == 1.0
-    axes = Figure().add_subplot()
-    draw_side(axes, sphere.coordinates, colours, VIEWS[view])
-    assert (depth > 0.1).sum() <= len(np.asarray(axes.collections[0].get_offsets())) <= (depth > -0.1).sum()
-
-
-def test_an_open_surface_that_is_nearly_flat_is_seen_from_above_as_a_whole():
-    x, y = (part.flatten() for part in np.meshgrid(np.linspace(0, 1, 5), np.linspace(0, 1, 5)))
-    places = np.stack([x, y, 0.2 * np.sin(6 * x)], axis=1)
-    assert views_of(places) == ("above",)
-    corners = np.array([[0, 1, 5], [1, 6, 5], [18, 19, 23], [19, 24, 23]])
-    surface, points = Figure().subplots(1, 2)
-    draw_side(surface, places, np.zeros((25, 3)), VIEWS["above"], corners)
-    draw_side(points, places, np.zeros((25, 3)), VIEWS["above"])
-    assert len(np.asarray(surface.collections[0].get_facecolor())) == 4
-    assert len(np.asarray(points.collections[0].get_offsets())) == 25
+    figure = plot_routing(GraphMoE.from_experts(1, 2, 1, num_nodes=4), coords=corners)
+    assert len(figure.axes) == 2 and figure.axes[0].get_title() == "the expert of each pixel, front and back"
 
 
 def test_coastlines_are_of_this_planet() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smoe.nn._conversion_plan import evaluation_mode
+from smoe.nn._conversion_plan import run_example
 from smoe.nn._gate import SpatialGate
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.ops._routing import Routing, family_members
@@ -257,27 +257,16 @@ def layer_inputs(model: nn.Module, input: Tensor) -> dict[str, Tensor]:
         model: Model with SMoE layers.
         input: Input of the model.
     """
-    inputs: dict[str, Tensor] = {}
+    looking = (layer for layer in model.modules() if isinstance(layer, RoutedLayer) and layer.gate.looks_at_input)
+    names, inputs = {layer: name for name, layer in model.named_modules()}, dict[str, Tensor]()
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            del module
-            inputs[name] = args[0]
+    def keep(layer: nn.Module, args: tuple[Tensor, ...], kwargs: object, output: object) -> None:
+        del kwargs, output
+        inputs[names[layer]] = args[0]
 
-        return hook
-
-    hooks = [
-        layer.register_forward_pre_hook(keep(name))
-        for name, layer in model.named_modules()
-        if isinstance(layer, RoutedLayer) and layer.gate.looks_at_input
-    ]
-    try:
-        with evaluation_mode(model), torch.no_grad():
-            if hooks:
-                model(input)
-    finally:
-        for handle in hooks:
-            handle.remove()
+    hooks: dict[nn.Module, Callable[..., None]] = dict.fromkeys(looking, keep)
+    if hooks:
+        run_example(model, input, hooks)
     return inputs
 
 

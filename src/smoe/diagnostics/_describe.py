@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from smoe._notebook import html_table, html_text
 from smoe.diagnostics._choices import (
-    evaluation_mode,
     fixed_choices,
     fixed_gates,
     layer_certainty,
@@ -21,6 +20,7 @@ from smoe.diagnostics._choices import (
     region_information,
 )
 from smoe.diagnostics._routing_gain import Loss, RoutingGain, routing_gains
+from smoe.nn._conversion_plan import evaluation_mode
 from smoe.rules import Frozen
 
 _WITHOUT_DATA = (

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoe.diagnostics._choices import evaluation_mode
+from smoe.nn._conversion_plan import evaluation_mode
 from smoe.nn._filter_bank import FilterBank
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.ops._routing import Routing

@@ -29,7 +29,6 @@ class Mesh:
         coordinates: Places of the nodes, `(N, 3)`, float64. Longitudes and latitudes are points of the unit sphere.
         edge_index: Source and target of each edge in both directions, `(2, M)`, int64, sorted by target.
         fields: Fields by their names, `(..., N)`, float32; missing values are NaN.
-        triangles: Corners of the triangles of a surface, `(T, 3)`; None if it has other faces.
         nside: Pixels along a side of a face of a HEALPix sphere; None for other meshes.
         pixel_order: Order of its pixels.
         dimension: Dimension of the nodes in a NetCDF file or Zarr folder; None for other files.
@@ -38,7 +37,6 @@ class Mesh:
     coordinates: torch.Tensor
     edge_index: torch.Tensor
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    triangles: torch.Tensor | None = None
     nside: int | None = None
     pixel_order: HEALPixOrder | None = None
     dimension: str | None = None
@@ -117,9 +115,8 @@ def edges_of_neighbours(faces: np.ndarray) -> np.ndarray:
 
 
 def mesh_arrays(mesh: Mesh) -> dict[str, np.ndarray]:
-    """Coordinates, edges and triangles by names that begin with `mesh.`."""
-    arrays = {"mesh.coordinates": mesh.coordinates.numpy(), "mesh.edge_index": mesh.edge_index.numpy()}
-    return arrays if mesh.triangles is None else arrays | {"mesh.triangles": mesh.triangles.numpy()}
+    """Coordinates and edges by names that begin with `mesh.`."""
+    return {"mesh.coordinates": mesh.coordinates.numpy(), "mesh.edge_index": mesh.edge_index.numpy()}
 
 
 def mesh_words(mesh: Mesh) -> dict[str, Any]:
@@ -129,11 +126,9 @@ def mesh_words(mesh: Mesh) -> dict[str, Any]:
 
 def mesh_from_files(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Mesh:
     """The inverse of `mesh_words` and `mesh_arrays`."""
-    triangles = arrays.get("mesh.triangles")
     return Mesh(
         torch.from_numpy(arrays["mesh.coordinates"]),
         torch.from_numpy(arrays["mesh.edge_index"]),
-        triangles=None if triangles is None else torch.from_numpy(triangles),
         nside=words["nside"],
         pixel_order=words["pixel_order"],
         dimension=words["dimension"],
@@ -185,12 +180,6 @@ class Nodes:
             assert self.sides is not None
             return edges_of_sides(self.sides)
         return edges_of_neighbours(self.faces) if self.is_on_faces else edges_of_sides(sides_of_faces(self.faces)[0])
-
-    def triangles(self) -> np.ndarray | None:
-        """Corners of the faces of a triangular surface whose nodes are its points; None for others."""
-        if self.is_on_faces or self.faces is None or self.faces.shape[1] != 3 or not (self.faces >= 0).all():
-            return None
-        return self.faces
 
 
 def read_nodes(dataset: Any, location: str | None) -> Nodes:

@@ -94,14 +94,10 @@ def _read_meshio_file(path: Path, location: str | None) -> Mesh:
     sides = _sides(mesh, flat, len(points))
     if not len(sides):
         raise DataError(f"has no connectivity: its cells are {_kinds(mesh)}")
-    is_surface = (
-        len(flat) == 1 and flat[0].shape[1] == 3 and all(block.type in (*_FLAT, "vertex") for block in mesh.cells)
-    )
     return Mesh(
         torch.from_numpy(points),
         torch.from_numpy(edges_of_sides(sides)),
         {name: _field(values) for name, values in mesh.point_data.items() if _is_field(name, [values])},
-        torch.from_numpy(flat[0]) if is_surface else None,
     )
 
 
@@ -181,12 +177,10 @@ def _read_field_file(path: Path, location: str | None) -> Mesh:
 
 
 def make_mesh(nodes: Nodes, fields: dict[str, torch.Tensor] | None = None) -> Mesh:
-    triangles = nodes.triangles()
     return Mesh(
         torch.from_numpy(np.ascontiguousarray(nodes.places, dtype=np.float64)),
         torch.from_numpy(nodes.edges().astype(np.int64)),
         fields or {},
-        None if triangles is None else torch.from_numpy(triangles.astype(np.int64)),
         nside=nodes.nside,
         pixel_order=nodes.order,
         dimension=nodes.dimension,

@@ -652,6 +652,5 @@ def draw_run(folder: Path) -> list[Path]:
     path = folder / "pictures" / "routing.png"
     mesh = fitted.mesh
     coords = grid_coordinates(fitted) if mesh is None else mesh.coordinates
-    triangles = None if mesh is None else mesh.triangles
-    plot_routing(fitted.net, path, coords=coords, triangles=triangles, title=fitted.describe())
+    plot_routing(fitted.net, path, coords=coords, title=fitted.describe())
     return [path]

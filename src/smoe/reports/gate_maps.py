@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from smoe._maps import Places
 from smoe.diagnostics import expert_use, layer_inputs, layers_by_gate, similarity_colours
 from smoe.nn import HEALPixMoE
 from smoe.nn._filter_bank import FilterBank
 from smoe.nn._routed_layer import RoutedLayer
-from smoe.reports.parts import Places
 
 # So many experts are shown, with so many of their filters: those with the largest weights.
 NUM_EXPERTS, NUM_FILTERS = 12, 6

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from smoe._maps import Places, coordinate_texts, make_views, take, thinned
 from smoe._notebook import expert_colours
 from smoe.diagnostics import match_experts, neighbour_agreement, selections, shared_choices
 from smoe.reports.gate_maps import ExpertFilters, GateMap, as_picture
-from smoe.reports.maps import coordinate_texts, make_views, take, thinned
-from smoe.reports.parts import ErrorMap, Example, Places
-from smoe.reports.run_report import RunReport, epochs_of, show_number
+from smoe.reports.run_report import ErrorMap, Example, RunReport, epochs_of, show_number
 from smoe.training.run_directory import Record
 
 # Above this number the pairing of experts, which is cubic, would take longer than all the rest.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from smoe._maps import Axis, Places
 from smoe.errors import DataError
 from smoe.gridded._times import show_time
 from smoe.regression._fitted import Fitted, load_model
@@ -19,8 +20,7 @@ from smoe.regression._nets import count_parameters
 from smoe.regression._prediction import central
 from smoe.regression._scores import PLAIN, SCORES, ComparedBatch, compare_batches, open_scored, ranked
 from smoe.reports.gate_maps import read_gates
-from smoe.reports.parts import Axis, ErrorMap, Example, Places
-from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
+from smoe.reports.run_report import ErrorMap, Example, Monitor, RunReport, ScoreRow, ScoreSheet
 from smoe.training.run_directory import RunDirectory, RunError
 
 

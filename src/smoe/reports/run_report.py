@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from smoe._maps import Places
 from smoe.diagnostics import RoutingGain
 from smoe.errors import DataError
 from smoe.reports.gate_maps import GateMap
-from smoe.reports.parts import ErrorMap, Example, Places
 from smoe.training.run_directory import Record
 
 
@@ -65,6 +65,30 @@ def show_number(value: float | None) -> str:
     digits = 4 if abs(value) < 100 else 2 if abs(value) < 10_000 else 0
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if digits else text
+
+
+@dataclass(frozen=True)
+class ErrorMap:
+    """An error at each pixel, over the samples of a split."""
+
+    name: str  # name of the target and of the error, such as `Z500, RMSE`
+    units: str
+    values: np.ndarray  # error at each pixel, `(P,)` or in the shape of the grid; NaN where there is none
+    plain: np.ndarray | None = None  # the same error of a plain prediction, such as that of a net without experts
+    plain_name: str = ""
+    baseline: np.ndarray | None = None  # the same error of the best simple prediction, such as persistence
+    baseline_name: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sample."""
+
+    name: str  # such as its time
+    units: str  # units of truth and prediction
+    input: tuple[str, str, np.ndarray]  # name and units of an input, and its values
+    truth: np.ndarray  # truth at each pixel, in the shape of the grid; NaN where there is none
+    prediction: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
+from smoe._files import write_atomically
+from smoe._maps import Places, View, make_views
 from smoe._notebook import NUM_DISTINCT, expert_colours
 from smoe.diagnostics import expert_use, fixed_choices, fixed_gates, similarity_colours
-from smoe.diagnostics._choices import Choices
-from smoe.views._drawing import NodePlaces, PixelPlaces, draw_expert_use, read_places, save_picture
+from smoe.diagnostics._choices import Choices, as_array
+
+# Steps of a coordinate that differ by less than this share are one step, as files with rounded numbers have it.
+_ROUNDING = 0.02
+Draw = Callable[[Axes, np.ndarray], str]
 
 
 class _ShownFigure(Figure):
@@ -27,13 +35,23 @@ class _ShownFigure(Figure):
         return buffer.getvalue()
 
 
+def save_picture(figure: Figure, path: str | Path) -> None:
+    """Write a figure, whole or not at all; missing folders are made."""
+    path = Path(path)
+    canvas = FigureCanvasAgg(figure)
+    formats = canvas.get_supported_filetypes()
+    ending = path.suffix[1:].lower()
+    if ending not in formats:
+        raise ValueError(f"a picture must end in one of .{', .'.join(sorted(formats))}, got {path}")
+    write_atomically(path, lambda file: figure.savefig(file, format=ending, dpi=160))
+
+
 def plot_routing(
     routing: Choices | nn.Module,
     path: str | Path | None = None,
     *,
     num_experts: int | None = None,
     coords: np.ndarray | Tensor | Mapping[str, Any] | None = None,
-    triangles: np.ndarray | Tensor | None = None,
     title: str = "",
 ) -> Figure:
     """Draw which experts serve which pixels, and how much each expert is used.
@@ -41,7 +59,7 @@ def plot_routing(
     If each pixel has one of at most twelve experts, every expert has a colour, which map, bars and legend share.
     Otherwise pixels with like colours share experts: three components of their choices are the colours. A line is drawn
     as a strip, a map as it is, a volume as the middle slices along its three axes. Nodes of a mesh need `coords`: those
-    in space are drawn from two sides.
+    of a body in space are drawn from two sides.
 
     Args:
         routing: Experts chosen at each pixel, `(E, ...)`; or a layer or model, whose gates are drawn one below the
@@ -52,7 +70,6 @@ def plot_routing(
             `{"latitude": data.lat, "longitude": data.lon}`, each `(H,)` and `(W,)` or of each pixel `(H, W)`; gates of
             a model with another number of pixels are stretched over the same area. Of any pixels, two numbers for each,
             `(..., 2)`. Of nodes in space, `(N, 3)`.
-        triangles: Corners of the triangles of a mesh, `(T, 3)`; without them, nodes are drawn as points.
         title: Title of the picture.
 
     Returns:
@@ -77,20 +94,19 @@ def plot_routing(
     else:
         rows = {"": (routing, num_experts)}
     shapes = [tuple(choices.shape[1:]) for choices, _ in rows.values()]
-    if triangles is not None and coords is None:
-        raise ValueError("triangles need coords, the places of their corners")
-    places = None if coords is None else read_places(coords, shapes, triangles)
+    draw = None if coords is None else _read_coords(coords, shapes)
     figure = _ShownFigure(figsize=(11.0, 0.5 + 3.6 * len(rows)), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     parts = np.atleast_1d(np.asarray(figure.subfigures(len(rows), 1)))
     for part, (name, (choices, size)) in zip(parts, rows.items(), strict=True):
         own = expert_colours(size) / 255 if len(choices) == 1 and size <= NUM_DISTINCT else None
         colours = similarity_colours(choices, size) if own is None else own[np.asarray(choices[0])]
-        panels = _panels(colours) if places is None else [colours] * len(places.views)
+        panels = _panels(colours) if draw is None else [colours]
         axes = part.subplots(1, len(panels) + 1, squeeze=False)[0]
-        for number, image in enumerate(panels):
-            heading = "like colours share experts" if own is None else "the expert of each pixel"
-            _show(axes[number], image, places, number, heading)
+        heading = "like colours share experts" if own is None else "the expert of each pixel"
+        for place, image in zip(axes, panels, strict=False):
+            seen = (_draw_panel if draw is None else draw)(place, image)
+            place.set_title(heading + seen, fontsize=10.5)
         if own is not None:
             marks = [Patch(color=colour, label=f"expert {expert}") for expert, colour in enumerate(own)]
             axes[0].legend(
@@ -98,7 +114,7 @@ def plot_routing(
             )
         num_selected = len(choices)
         part.suptitle(f"{name}: {num_selected} of {size} experts at each pixel".removeprefix(": "), fontsize=11)
-        draw_expert_use(axes[-1], expert_use(choices, size), colours=own)
+        _draw_use(axes[-1], expert_use(choices, size), own)
     if path is not None:
         save_picture(figure, path)
     return figure
@@ -115,14 +131,98 @@ def _panels(colours: np.ndarray) -> list[np.ndarray]:
     raise ValueError(f"pixels of shape {colours.shape[:-1]} cannot be drawn without coords")
 
 
-def _show(axes: Axes, colours: np.ndarray, places: PixelPlaces | NodePlaces | None, number: int, heading: str) -> None:
-    if places is None:
-        axes.imshow(colours, interpolation="nearest", aspect="auto" if len(colours) == 1 else "equal")
-        axes.set_xticks([])
-        axes.set_yticks([])
-    elif isinstance(places, PixelPlaces):
-        places.draw(axes, colours)
+def _draw_panel(axes: Axes, colours: np.ndarray) -> str:
+    axes.imshow(colours, interpolation="nearest", aspect="auto" if len(colours) == 1 else "equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return ""
+
+
+def _read_coords(coords: np.ndarray | Tensor | Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> Draw:
+    """A function that draws colours where the pixels lie, and says what is seen, unless they do not fit all gates."""
+    if not isinstance(coords, Mapping):
+        values = as_array(coords)
+        for shape in shapes:
+            if values.shape not in ((*shape, 2), (*shape, 3)):
+                wanted = f"two or three numbers for each pixel, {(*shape, 2)}"
+                raise ValueError(f"coords must hold {wanted}, got {values.shape}")
+        return _draw_nodes(values)
+    if len(coords) != 2:
+        raise ValueError(f"coords must name rows and columns, two coordinates, got {', '.join(map(str, coords))}")
+    names = tuple(map(str, coords))
+    rows, columns = (np.asarray(values, np.float64) for values in coords.values())
+    is_regular = rows.ndim == 1 and columns.ndim == 1
+    shape = (len(rows), len(columns)) if is_regular else rows.shape
+    fits = shape in shapes if is_regular else rows.shape == columns.shape and all(each == shape for each in shapes)
+    if not fits or min(shape) < 2:
+        pixels = ", ".join(" x ".join(map(str, each)) for each in dict.fromkeys(shapes))
+        raise ValueError(
+            f"coords {names[0]} {rows.shape} and {names[1]} {columns.shape} do not fit the pixels of the gates, "
+            f"{pixels}"
+        )
+    if not is_regular:
+        return _draw_nodes(np.stack([columns, rows], axis=-1))
+    return partial(_draw_map, names=names, rows=rows, columns=columns)
+
+
+def _draw_nodes(coordinates: np.ndarray) -> Draw:
+    flat = coordinates.reshape(-1, coordinates.shape[-1])
+    return partial(_draw_view, view=make_views(Places("mesh", (len(flat),), coordinates=flat))[0][0])
+
+
+def _draw_view(axes: Axes, colours: np.ndarray, view: View) -> str:
+    image, is_seen = np.ones((*view.cells.shape, 3)), view.cells >= 0
+    light = 1.0 if view.light is None else view.light[is_seen, None] / 255
+    image[is_seen] = colours.reshape(-1, 3)[view.cells[is_seen]] * light
+    axes.imshow(image, interpolation="nearest")
+    axes.set_axis_off()
+    return f", {view.name}"
+
+
+def _draw_map(axes: Axes, colours: np.ndarray, names: tuple[str, ...], rows: np.ndarray, columns: np.ndarray) -> str:
+    if colours.shape[:2] == (len(rows), len(columns)) and not all(map(_has_one_step, (rows, columns))):
+        axes.pcolormesh(columns, rows, colours, shading="nearest")
     else:
-        places.draw(axes, colours, places.views[number])
-        heading += f", {places.views[number]}"
-    axes.set_title(heading, fontsize=10.5)
+        (bottom, top), (left, right) = _edges(rows), _edges(columns)
+        axes.imshow(colours, interpolation="nearest", origin="lower", extent=(left, right, bottom, top))
+        # Rows that descend, as in files from north to south, are still drawn upwards.
+        axes.set_xlim(min(left, right), max(left, right))
+        axes.set_ylim(min(bottom, top), max(bottom, top))
+        is_in_degrees = np.abs(rows).max() <= 90.0 and np.abs(columns).max() <= 360.0
+        axes.set_aspect("equal" if is_in_degrees else "auto")
+    axes.set_ylabel(names[0], fontsize=9)
+    axes.set_xlabel(names[1], fontsize=9)
+    axes.tick_params(labelsize=8)
+    return ""
+
+
+def _draw_use(axes: Axes, use: np.ndarray, colours: np.ndarray | None) -> None:
+    """Draw the share of the pixels that each expert serves, the most used one first; with colours, bars have names."""
+    order = np.argsort(-use, kind="stable")
+    ordered, ranks = use[order] * 100, np.arange(1, len(use) + 1)
+    axes.bar(ranks, ordered, 1.0 if colours is None else 0.8, color="#009E73" if colours is None else colours[order])
+    # Each pixel has as many experts, so the mean is the use if all were used alike.
+    axes.axhline(ordered.mean(), color="0.35", linestyle=(0, (4, 3)), linewidth=1.2, label="if all were used alike")
+    axes.set_xlim(0.5, len(ordered) + 0.5)
+    axes.set_ylim(0, 103)
+    if colours is None:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("rank of the expert, most used first")
+    else:
+        axes.set_xticks(ranks, [str(expert) for expert in order])
+        axes.set_xlabel("expert, most used first")
+    axes.set_ylabel("of the pixels, in %")
+    axes.set_title(f"use of each expert ({int((use > 0).sum())} of {len(use)} in use)", fontsize=10.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper right")
+
+
+def _has_one_step(axis: np.ndarray) -> bool:
+    steps = np.diff(axis)
+    return bool(np.abs(steps - steps.mean()).max() <= _ROUNDING * abs(steps.mean()))
+
+
+def _edges(axis: np.ndarray) -> tuple[float, float]:
+    """Outer edges of the first and the last pixel."""
+    half = 0.5 * (axis[-1] - axis[0]) / (len(axis) - 1)
+    return float(axis[0] - half), float(axis[-1] + half)

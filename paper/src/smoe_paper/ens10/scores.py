@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from smoe.reports.parts import Places
+from smoe.reports.run_report import Places
 from smoe.training.task import Metric, MetricSums, OrderedBatches, load_batches
 from smoe_paper.ens10.model import make_scores, open_store
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe, paper_results

@@ -22,7 +22,7 @@ from smoe_paper.experiments.tables import PublishedResult, TableSet
 if TYPE_CHECKING:
     import numpy as np
 
-    from smoe.reports.parts import Places
+    from smoe.reports.run_report import Places
     from smoe.training.task import Task
     from smoe_paper.experiments.task import OpenRun
 

@@ -16,14 +16,13 @@ from torch import Tensor
 from smoe.diagnostics import layers_by_gate, region_information
 from smoe.regression import is_model_folder
 from smoe.reports.gate_maps import GateMap, read_gates
-from smoe.reports.parts import ErrorMap, Places
 from smoe.reports.read_fit import (
     FitData,
     environment_facts,
     read_fit,
     repeating_command,
 )
-from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
+from smoe.reports.run_report import ErrorMap, Monitor, Places, RunReport, ScoreRow, ScoreSheet
 from smoe.training.run_directory import Record, RunDirectory
 from smoe.training.task import MetricSums, OrderedBatches, load_batches, num_samples
 from smoe_paper.experiments.experiment import Experiment, Notify, ReportParts, experiment_of

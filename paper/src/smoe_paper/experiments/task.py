@@ -19,7 +19,7 @@ from smoe.diagnostics import fixed_gates
 from smoe.losses import auxiliary_loss
 from smoe.nn import NoisyGate, RoutedLayer
 from smoe.ops import family_members
-from smoe.reports.parts import Places
+from smoe.reports.run_report import Places
 from smoe.rules import Damping, Rule
 from smoe.training import to_plain
 from smoe.training.distribution import make_accelerator
@@ -275,7 +275,7 @@ class OpenRun:
             return []
         where: dict[str, Any] = {}
         if places is not None and places.kind == "mesh":
-            where = {"coords": places.coordinates, "triangles": places.triangles}
+            where = {"coords": places.coordinates}
         elif places is not None and places.rows is not None and places.columns is not None:
             where = {"coords": {axis.name: axis.values for axis in (places.rows, places.columns)}}
         path = self.directory.pictures / "routing.png"

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from smoe.diagnostics import region_agreement, regions_of_experts
 from smoe.nn import SpatialMoE2d
-from smoe.reports.parts import Places
+from smoe.reports.run_report import Places
 from smoe.views import save_picture
 from smoe_paper.charts import COLOURS, show_numbers
 from smoe_paper.experiments.experiment import Notify, ReportParts

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.nn import GraphMoE, HEALPixMoE, RoutedLayer, SpatialMoE1d, SpatialMoE3d
-from smoe.reports.parts import Places
+from smoe.reports.run_report import Places
 from smoe.rules import Rule
 from smoe.training.task import Task
 from smoe_paper.experiments.experiment import SPLITS, Notify, ReportParts
@@ -127,10 +127,10 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
     """The line, volume, sphere or surface of a run, and the true regions of its nodes."""
     del split, notify
     domain = make_domain(run.recipe.data.domain)
-    surface = {"coordinates": domain.coordinates, "triangles": domain.triangles}
     is_grid = domain.full_degree is not None
+    coordinates = None if is_grid else domain.coordinates
     return ReportParts(
-        places=Places("grid" if is_grid else "mesh", domain.spatial_shape, **({} if is_grid else surface)),
+        places=Places("grid" if is_grid else "mesh", domain.spatial_shape, coordinates=coordinates),
         targets=(("temperature", ""),),
         regions=make_regions(run.recipe.data),
         data={"domain": f"{domain.name}, {domain.num_nodes:,} nodes"},

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from smoe.diagnostics import fixed_choices, fixed_gates, similarity_colours
-from smoe.reports.parts import Places
+from smoe.reports.run_report import Places
 from smoe.views import save_picture
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.runs import kept_run

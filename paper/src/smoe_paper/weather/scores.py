@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from smoe.reports.parts import Places
+from smoe.reports.run_report import Places
 from smoe.training.task import Metric, MetricSums
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.experiment import Notify, ReportParts, print_result
