@@ -44,10 +44,13 @@ def run_evaluate(args: list[str]) -> int:
 
 
 def run_show(args: list[str]) -> int:
-    from smoe.cli.fit import run_show as show_fit
-    from smoe.regression import is_model_folder
+    if args and not args[0].startswith("-"):
+        from smoe.cli.fit import run_show as show_fit
+        from smoe.regression import is_model_folder
 
-    return show_fit(args) if args and is_model_folder(Path(args[0])) else _open_and("show", ShowOptions, args)
+        if is_model_folder(Path(args[0])):
+            return show_fit(args)
+    return _open_and("show", ShowOptions, args)
 
 
 def _open_and(command: str, kind: type[Any], args: list[str]) -> int:
