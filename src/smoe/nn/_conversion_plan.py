@@ -42,6 +42,7 @@ GRID_CONVOLUTIONS = (
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     GridConv2d,
 )
+_KINDS = {1: SpatialMoE1d, 2: SpatialMoE2d, 3: SpatialMoE3d}
 GRAPH_CONVOLUTIONS = ("GCNConv", "SAGEConv", "GraphConv")
 _NO_POSITIONS = "its input has no positions: it is not (B, *positions, C)"
 _NOT_NODES = "its rows are not the nodes"
@@ -201,7 +202,7 @@ def make_layer(
     if is_linear(module):
         layer = TokenMoE.from_experts(weight.shape[1], *numbers, 1, **options)
     elif isinstance(module, GRID_CONVOLUTIONS):
-        kind = (SpatialMoE1d, SpatialMoE2d, SpatialMoE3d)[weight.ndim - 3]
+        kind = _KINDS[len(module.kernel_size)]
         grid_options = {**conv_arguments(module), **options}
         layer = kind.from_experts(conv_channels(module), *numbers, module.kernel_size, **grid_options)
     else:
@@ -415,18 +416,9 @@ def _find_calls(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module
 
 def is_by_kernels(module: nn.Module) -> bool:
     """Whether the C++ kernels, whose cost follows the selected experts, serve the layer in place of a module."""
-    if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        return not isinstance(module, _ConvTransposeNd)
-    kept = tuple(size // 2 for size in module.kernel_size)
-    padding = (0,) * len(kept) if module.padding == "valid" else module.padding
-    return (
-        all(size % 2 == 1 for size in module.kernel_size)
-        and module.groups == 1
-        and len(set(module.stride)) == 1
-        and set(module.dilation) == {1}
-        and padding in ("same", kept)
-        and module.padding_mode in ("zeros", "circular")
-    )
+    if not isinstance(module, GRID_CONVOLUTIONS):
+        return True
+    return _KINDS[len(module.kernel_size)]._conv_options(module.kernel_size, **conv_arguments(module))[2]
 
 
 @contextmanager

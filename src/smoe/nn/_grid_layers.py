@@ -151,8 +151,8 @@ class GridMoE(FilterBank):
             device=device,
             dtype=dtype,
         )
-        geometry = (kernel_size, spatial_shape, stride, padding, dilation, groups, padding_mode, False, 0)
-        self._init_grid(in_channels, num_experts, num_selected, *geometry, **options)
+        geometry = (kernel_size, stride, padding, dilation, groups, padding_mode)
+        self._init_grid(in_channels, num_experts, num_selected, spatial_shape, geometry, **options)
 
     @classmethod
     def from_experts(
@@ -199,11 +199,8 @@ class GridMoE(FilterBank):
                 `gate`, `rule`, `local_affine`, `device`, `dtype`: As for the layer.
         """
         layer = cls.__new__(cls)
-        layer._init_grid(
-            *(in_channels, num_experts, num_selected, kernel_size, spatial_shape, stride, padding, dilation, groups),
-            *(padding_mode, transposed, output_padding),
-            **options,
-        )
+        geometry = (kernel_size, stride, padding, dilation, groups, padding_mode, transposed, output_padding)
+        layer._init_grid(in_channels, num_experts, num_selected, spatial_shape, geometry, **options)
         return layer
 
     @classmethod
@@ -268,35 +265,17 @@ class GridMoE(FilterBank):
         in_channels: int,
         num_experts: int,
         num_selected: int,
-        kernel_size: int | tuple[int, ...],
         spatial_shape: int | tuple[int, ...] | None,
-        stride: int | tuple[int, ...],
-        padding: int | tuple[int, ...] | str | None,
-        dilation: int | tuple[int, ...],
-        groups: int,
-        padding_mode: str,
-        transposed: bool,
-        output_padding: int | tuple[int, ...],
+        geometry: tuple[Any, ...],
         **options: Unpack[BankOptions],
     ) -> None:
         num_axes = len(self._axes)
-        kernel = self._sizes("kernel_size", kernel_size)
-        strides, steps = self._sizes("stride", stride), self._sizes("dilation", dilation)
-        extra = self._sizes("output_padding", output_padding, least=0)
-        check_positive(groups=groups)
+        kernel, conv, is_served = self._conv_options(*geometry)
+        groups, transposed = conv.groups, conv.output_padding is not None
         if in_channels % groups or num_selected % groups:
             channels = f"{in_channels} inputs and {num_selected} outputs"
             raise ValueError(f"groups must divide the channels, got {groups} groups of {channels}")
-        modes = (*self._padding_modes, "reflect", "replicate")
-        if padding_mode not in modes:
-            raise ValueError(f"padding_mode must be one of {', '.join(modes)}, got {padding_mode!r}")
-        sides = self._sides(kernel, padding, steps)
-        is_odd = all(size % 2 == 1 for size in kernel)
-        kept = tuple((size // 2, size // 2) for size in kernel)
-        is_regular = steps == (1,) * num_axes and len(set(strides)) == 1 and is_odd and sides == kept
-        if not is_regular or groups > 1 or transposed or padding_mode not in self._padding_modes:
-            options_of = (strides, sides, steps, groups, padding_mode, extra if transposed else None)
-            self._conv = ConvOptions(*options_of)
+        self._conv = None if is_served else conv
         shape = None
         if spatial_shape is not None:
             is_number = isinstance(spatial_shape, Integral)
@@ -316,14 +295,14 @@ class GridMoE(FilterBank):
             )
         self.in_channels = in_channels
         self.kernel_size = kernel
-        self.stride = strides
-        is_even = all(before == after for before, after in sides)
-        self.padding = tuple(before for before, _ in sides) if is_even else "same"
-        self.dilation = steps
+        self.stride = conv.stride
+        is_even = all(before == after for before, after in conv.padding)
+        self.padding = tuple(before for before, _ in conv.padding) if is_even else "same"
+        self.dilation = conv.dilation
         self.groups = groups
         self.transposed = transposed
-        self.output_padding = extra
-        self.padding_mode = padding_mode
+        self.output_padding = conv.output_padding or (0,) * num_axes
+        self.padding_mode = conv.padding_mode
         # Channels, grid and dtype of an input that was accepted.
         self._seen_input: tuple[torch.Size, torch.dtype] | None = None
 
@@ -332,22 +311,43 @@ class GridMoE(FilterBank):
             super()._plan_routing()
         self._seen_input = None
 
-    def _sides(
-        self, kernel: tuple[int, ...], padding: int | tuple[int, ...] | str | None, dilation: tuple[int, ...]
-    ) -> tuple[tuple[int, int], ...]:
-        """Pixels that are added before and after each axis."""
-        reach = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+    @classmethod
+    def _conv_options(
+        cls,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: int | tuple[int, ...] | str | None = None,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        padding_mode: str = "zeros",
+        transposed: bool = False,
+        output_padding: int | tuple[int, ...] = 0,
+    ) -> tuple[tuple[int, ...], ConvOptions, bool]:
+        """Sizes of the filters, what a convolution does beside them, and whether the C++ kernels serve it."""
+        kernel, steps = cls._sizes("kernel_size", kernel_size), cls._sizes("dilation", dilation)
+        strides, extra = cls._sizes("stride", stride), cls._sizes("output_padding", output_padding, least=0)
+        check_positive(groups=groups)
+        modes = (*cls._padding_modes, "reflect", "replicate")
+        if padding_mode not in modes:
+            raise ValueError(f"padding_mode must be one of {', '.join(modes)}, got {padding_mode!r}")
         if padding is None or padding == "same":
-            return tuple((size // 2, size - size // 2) for size in reach)
-        if isinstance(padding, str) and padding != "valid":
+            reach = [step * (size - 1) for step, size in zip(steps, kernel, strict=True)]
+            sides = tuple((size // 2, size - size // 2) for size in reach)
+        elif isinstance(padding, str) and padding != "valid":
             raise ValueError(f"padding must be 'same', 'valid' or numbers, got {padding!r}")
-        return tuple((size, size) for size in self._sizes("padding", 0 if padding == "valid" else padding, least=0))
+        else:
+            sides = tuple((size, size) for size in cls._sizes("padding", 0 if padding == "valid" else padding, least=0))
+        conv = ConvOptions(strides, sides, steps, groups, padding_mode, extra if transposed else None)
+        keeps_grid = all(size % 2 == 1 and side == (size // 2,) * 2 for size, side in zip(kernel, sides, strict=True))
+        is_plain = keeps_grid and set(steps) == {1} and len(set(strides)) == 1 and groups == 1 and not transposed
+        return kernel, conv, is_plain and padding_mode in cls._padding_modes
 
-    def _sizes(self, name: str, value: object, least: int = 1) -> tuple[int, ...]:
+    @classmethod
+    def _sizes(cls, name: str, value: object, least: int = 1) -> tuple[int, ...]:
         """A number for each axis; one number is that of all axes."""
-        sizes = (value,) * len(self._axes) if isinstance(value, Integral) else value
-        if not isinstance(sizes, (tuple, list)) or len(sizes) != len(self._axes):
-            raise ValueError(f"{name} must be one number or ({', '.join(self._axes)}), got {value!r}")
+        sizes = (value,) * len(cls._axes) if isinstance(value, Integral) else value
+        if not isinstance(sizes, (tuple, list)) or len(sizes) != len(cls._axes):
+            raise ValueError(f"{name} must be one number or ({', '.join(cls._axes)}), got {value!r}")
         if any(not isinstance(size, Integral) or size < least for size in sizes):
             raise ValueError(f"{name} must be integers of at least {least}, got {value!r}")
         return tuple(int(size) for size in sizes)
