@@ -109,20 +109,6 @@ def test_equals_loops(name, is_training):
         torch.testing.assert_close(actual[key], expected, msg=lambda text, key=key: f"{key}: {text}")
 
 
-def test_noise_is_of_training_only_and_decides():
-    case = CASES["loud"]
-    layer, tokens = build(case)
-    assert not torch.equal(layer(tokens), layer(tokens))
-    layer.eval()
-    assert torch.equal(layer(tokens), layer(tokens))
-    layer.train()
-    scores = layer.last_scores
-    assert scores is not None
-    assert scores.noise_std == 5.0
-    assert (scores.noisy - scores.clean).std().item() == pytest.approx(5.0, rel=0.3)
-    assert PatchMoE(6, 5, 4).noise_std == 0.25
-
-
 def test_only_the_last_training_pass_is_kept():
     layer, tokens = build(CASES["overflow"])
     layer.eval()(tokens)
@@ -136,21 +122,6 @@ def test_only_the_last_training_pass_is_kept():
     copied = copy.deepcopy(layer)
     assert copied.last_scores is None
     assert torch.equal(copied(tokens), layer(tokens))
-
-
-@pytest.mark.parametrize(
-    ("group_size", "num_experts", "num_selected", "capacity_factor", "capacity"),
-    [
-        (256, 3, 1, 1.05, 92),  # 89.6, 90
-        (256, 3, 2, 1.05, 180),  # 179.2, 180
-        (256, 4, 1, 1.0, 64),
-        (260, 4, 1, 1.0, 68),  # 65
-        (1, 8, 1, 1.05, 4),
-    ],
-)
-def test_capacity(group_size, num_experts, num_selected, capacity_factor, capacity):
-    layer = PatchMoE(4, 4, num_experts, num_selected, capacity_factor=capacity_factor)
-    assert layer.capacity(group_size) == capacity
 
 
 def test_expert_nobody_chose_has_a_gradient_of_zero():

@@ -29,15 +29,6 @@ def test_importance_by_hand():
     assert float(patch_importance_loss(probabilities.log() + 3.0)) == pytest.approx(0.01)
 
 
-def test_load_by_hand():
-    # One token, two experts, one chosen, no noise drawn: the threshold is 1. Expert 0 exceeds it with probability 1/2,
-    # expert 1 needs noise of 1 / 0.5 = 2 deviations.
-    scores = torch.tensor([[[1.0, 0.0]]])
-    expected = squared_variation([0.5, normal_tail(2.0)])
-    assert expected == pytest.approx(((0.5 - 0.02275) / (0.5 + 0.02275)) ** 2, rel=1e-4)
-    assert float(patch_load_loss(scores, scores, 1, 0.5)) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("num_selected", [1, 2, 4])
 def test_load_equals_loops(num_selected):
     G, S, X, std = 2, 5, 4, 0.3

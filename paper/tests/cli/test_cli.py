@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from smoe.cli.main import main
-from smoe_paper.experiments.experiment import all_recipes
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -58,11 +57,6 @@ def test_a_mistake_gets_one_clear_line(
     assert expected in text
 
 
-def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"]) == 0
-    assert "heat/smoe" in capsys.readouterr().out
-
-
 def test_train_evaluate_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
     assert main(["train", "heat/smoe", "--seed", "2", "--training.max-epochs", "1", "--output-dir", run, *SMALL]) == 0
@@ -76,16 +70,6 @@ def test_train_evaluate_show(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [Path(line).exists() for line in capsys.readouterr().out.splitlines()] == [True, True]
     code, text = complaint(capsys, "train", "heat/smoe", "--output-dir", run, *SMALL)
     assert code == 1 and "add --resume to continue it" in text
-
-
-def test_a_damaged_checkpoint_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    main(["train", "heat/smoe", "--training.max-epochs", "1", "--output-dir", str(run), *SMALL])
-    capsys.readouterr()
-    best = run / "checkpoints" / "best.safetensors"
-    best.write_bytes(best.read_bytes()[:500])
-    assert main(["evaluate", str(run)]) == 1
-    assert "best.safetensors is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -151,11 +135,3 @@ def test_every_recipe_lists_the_fields_of_its_own_model(capsys: pytest.CaptureFi
         main(["train", "heat/vit", "--help"])
     output = capsys.readouterr().out
     assert "--model.patch-size" in output and "--model.num-selected" not in output
-
-
-def test_layers_of_another_run_than_weather_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-
-    stored = {"name": "ens10/unet", "recipe": all_recipes()["ens10/unet"].plain()}
-    (tmp_path / "recipe.json").write_text(json.dumps(stored))
-    code, error = complaint(capsys, "show", str(tmp_path), "--layers", "block")
-    assert code == 2 and "Unrecognized options: --layers" in error

@@ -8,15 +8,13 @@ import pytest
 from ens10_files import write_ens10
 from memory_ensemble import tiny_recipe
 from memory_source import Silent
-from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.prepare import prepare
-from smoe_paper.ens10.recipes import EnsembleData, EnsembleRecipe
+from smoe_paper.ens10.recipes import ENS10, EnsembleData, EnsembleRecipe, store_folder
 from smoe_paper.ens10.scores import store_references
 from smoe_paper.ens10.source import open_ens10
-from smoe_paper.ens10.tables import ENS10_TABLES, store_folder
 from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.reproduction import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
@@ -48,11 +46,11 @@ def tiny_scale(name: str = "small") -> Scale:
 
 
 def test_rows_are_distinct_and_say_what_the_paper_says() -> None:
-    for scale in ENS10_TABLES.scales:
-        for table in ENS10_TABLES.tables:
+    for scale in ENS10.tables.scales:
+        for table in ENS10.tables.tables:
             keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
             assert len(set(keys)) == len(keys), table.name
-    z500, t850, t2m, routing = ENS10_TABLES.tables
+    z500, t850, t2m, routing = ENS10.tables.tables
     printed = {row.label: [result.mean for result in row.paper] for table in (z500, t2m) for row in table.rows[-1:]}
     assert printed == {"SMoE U-Net, 10 members": [0.594, 0.190]}
     assert [[result.mean for result in row.paper] for row in z500.rows[:2]] == [[79.12, 29.21], [76.54, 27.78]]
@@ -62,7 +60,7 @@ def test_rows_are_distinct_and_say_what_the_paper_says() -> None:
 
 
 def test_each_row_finds_its_own_store() -> None:
-    planned = plan_runs(ENS10_TABLES, [ENS10_TABLES.tables[0]], ENS10_TABLES.scale("small"), 1, data=Path("stores"))
+    planned = plan_runs(ENS10.tables, [ENS10.tables.tables[0]], ENS10.tables.scale("small"), 1, data=Path("stores"))
     found = {str(run.recipe.data.store) for run in planned}  # pyright: ignore[reportAttributeAccessIssue]
     assert found == {"stores/z500-5", "stores/z500-10"}
     assert len({run.key for run in planned}) == 6
@@ -78,7 +76,7 @@ def test_a_store_of_another_task_or_number_of_members_is_refused(stores: Path) -
 
 
 def test_a_table_is_trained_and_stands_beside_the_raw_ensemble(stores: Path, tmp_path: Path) -> None:
-    table, scale, store = ENS10_TABLES.tables[1], tiny_scale(), RunStore(tmp_path / "runs.jsonl")
+    table, scale, store = ENS10.tables.tables[1], tiny_scale(), RunStore(tmp_path / "runs.jsonl")
     said: list[str] = []
     store_references([table], scale, stores, store, said.append)
     assert [text for text in said if "scoring" in text] == ["scoring the raw ensemble of t850-10"]
@@ -86,9 +84,9 @@ def test_a_table_is_trained_and_stands_beside_the_raw_ensemble(stores: Path, tmp
     said.clear()
     store_references([table], scale, stores, store, said.append)
     assert not any("scoring" in text for text in said)
-    for run in plan_runs(ENS10_TABLES, [table], scale, 1, data=stores, only="10 members"):
+    for run in plan_runs(ENS10.tables, [table], scale, 1, data=stores, only="10 members"):
         store.write(run.key, train_run(run, tmp_path / "folders") or {})
-    experiment = replace(ENS10_TABLES, scales=(scale,))
+    experiment = replace(ENS10.tables, scales=(scale,))
     lines = [line for line in markdown(experiment, table, store).splitlines() if line.startswith("|")]
     raw = next(line for line in lines if "raw ensemble, 10 members, small" in line)
     assert float(raw.split("|")[5]) > 0.0
@@ -96,14 +94,3 @@ def test_a_table_is_trained_and_stands_beside_the_raw_ensemble(stores: Path, tmp
     assert [line.split("|")[1].strip() for line in trained] == ["EMOS", "U-Net", "SMoE U-Net"]
     assert all(float(line.split("|")[5]) > 0.0 and float(line.split("|")[7]) > 0.0 for line in trained)
     assert store_folder(EnsembleData(task="t2m", members=5), Path("x")) == Path("x/t2m-5")
-
-
-def test_the_command_names_the_tables_and_asks_for_the_stores(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["reproduce", "ens10/t850", "--scale", "small"]) == 2
-    assert "smoe data prepare ens10 makes a store" in capsys.readouterr().err
-    assert main(["reproduce", "ens10/t2m", "--dry-run", "--output-dir", str(tmp_path)]) == 0
-    output = capsys.readouterr().out
-    assert "missing: ens10/t2m: SMoE U-Net, 10 members, paper, seed 0" in output
-    assert "| SMoE U-Net | 10 members |" in output and list(tmp_path.iterdir()) == []

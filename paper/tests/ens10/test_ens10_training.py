@@ -10,22 +10,14 @@ import pytest
 import scoringrules
 import torch
 
-from ens10_files import write_ens10
 from memory_ensemble import make_ensemble, tiny_recipe
-from memory_source import Silent
 from smoe.errors import DataError
 from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
-from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.model import build_task, make_split, make_task
-from smoe_paper.ens10.prepare import prepare
-from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
+from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES
 from smoe_paper.ens10.scores import score_raw_ensemble
-from smoe_paper.ens10.source import open_ens10
-from smoe_paper.ens10.variables import TASKS
-from smoe_paper.experiments.recipe import Adam
-from smoe_paper.experiments.runs import open_run, train
 
 SPLITS = ("train", "validation", "test")
 
@@ -51,32 +43,6 @@ def test_every_recipe_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     assert "validation/eecrps" not in record or math.isnan(record["validation/eecrps"])
     after = task.model.state_dict()
     assert all(not torch.equal(before[key], after[key]) for key, _ in task.model.named_parameters())
-
-
-def test_a_run_on_a_prepared_store_is_opened_again(tmp_path: Path) -> None:
-    root = write_ens10(tmp_path / "files", "t850")
-    source = open_ens10(root, TASKS["t850"], 5)
-    prepare(source, root, tmp_path / "store", Preparation(train_years=(1998, 1998)), Silent())
-    data = EnsembleData(tmp_path / "store", (1998, 1998), (1999, 1999), (2000, 2000))
-    recipe = tiny_recipe("ens10/smoe", data=data)
-    record = train("ens10/smoe", recipe, tmp_path / "run", notify=quietly)
-    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly, data={"store": tmp_path / "store"})
-    assert opened.recipe == recipe
-    assert opened.evaluate("test")["crps"] == record["test/crps"]
-
-
-def test_a_bias_is_learned() -> None:
-    # The ensemble is too cold by half a kelvin: the U-Net must find it.
-    task = make_tiny_task("ens10/smoe", optimizer=Adam(lr=1e-2, l2=0.0))
-    input, target = task.splits["train"].__getitems__(list(range(4)))  # type: ignore[attr-defined]
-    losses = []
-    for _ in range(25):
-        loss = task.loss(task.model(input), target)
-        loss.backward()
-        task.optimizer.step()
-        task.optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.75 * losses[0]
 
 
 def test_emos_sees_the_members_and_the_others_the_statistics() -> None:
@@ -110,12 +76,6 @@ def test_forecasts_without_an_index_are_left_out_of_the_eecrps_and_said() -> Non
     scores = scoringrules.crps_normal(error, 0.0, spread)
     assert raw["eecrps"] == pytest.approx((np.abs(store.efi[known]) * scores).mean(), rel=1e-4)
     assert len(splits["test"]) == 12
-
-
-def test_without_an_index_there_is_no_eecrps() -> None:
-    task = make_tiny_task("ens10/unet", store={"has_efi": False})
-    assert [name for metric in task.metrics for name in metric.names] == ["crps", "spread_skill"]
-    assert task.splits["test"][0][1].shape == (3, 9, 8)
 
 
 def test_the_raw_ensemble() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from smoe.training import FileLock
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.run_directory import RunError
-from smoe_paper.experiments.reproduction import _only_one, make_runs, train_run
+from smoe_paper.experiments.reproduction import make_runs, train_run
 from smoe_paper.experiments.stored_runs import RunStore
 from tiny_runs import tiny_runs
 
@@ -112,10 +113,7 @@ def test_a_diverged_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_two_calls_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
-        _only_one(tmp_path),
+        FileLock(tmp_path / ".lock"),
         pytest.raises(RunError, match=f"process {os.getpid()} is making runs in"),
-        _only_one(tmp_path),
     ):
-        pass
-    with _only_one(tmp_path):
-        assert os.path.exists(tmp_path / ".lock")
+        make_runs([], RunStore(tmp_path / "runs.jsonl"), tmp_path)

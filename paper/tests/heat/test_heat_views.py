@@ -41,17 +41,6 @@ def test_picture_shows_matched_experts(figures: list[Figure]) -> None:
     assert "learned, wrong at 1 of 35 pixels" in shown
 
 
-def test_equal_routing_draws_equal_maps(figures: list[Figure]) -> None:
-    draw_routing(REGION_MAP, STENCILS, np.array([2, 0, 1])[REGION_MAP], STENCILS[[1, 2, 0]], "unused.png")
-    images = [image for axes in figures[0].axes for image in axes.images]
-    truth, learned = (
-        image.to_rgba(np.asarray(image.get_array()), bytes=True)
-        for image in images
-        if np.asarray(image.get_array()).shape == REGION_MAP.shape
-    )
-    np.testing.assert_array_equal(truth, learned)
-
-
 @pytest.mark.parametrize(("num_experts", "kernel_size"), [(3, 3), (6, 5), (1, 1), (17, 3)])
 def test_picture_is_written(tmp_path: Path, num_experts: int, kernel_size: int) -> None:
     rng = np.random.default_rng(0)

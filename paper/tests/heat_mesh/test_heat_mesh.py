@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from smoe_paper.experiments.experiment import find_experiment
 from smoe_paper.heat_mesh import data as domains
 from smoe_paper.heat_mesh.data import draw_states, grow_regions, simulate
 from smoe_paper.heat_mesh.model import SageNet, build_task, make_domain
 from smoe_paper.heat_mesh.recipes import (
-    HEAT_MESH,
-    MESH_RECIPES,
-    MeshDiffusion,
     MeshMoEModel,
     PlainModel,
     SageModel,
@@ -33,15 +29,6 @@ def test_edges_go_both_ways_between_neighbours(domain):
     counts = np.bincount(domain.edges[1], minlength=domain.num_nodes)
     expected = {"line": {1, 2}, "volume": {3, 4, 5, 6}, "healpix": {4}, "icosphere": {5, 6}}[domain.name]
     assert set(counts.tolist()) == expected
-
-
-def test_the_icosphere():
-    sphere = domains.icosphere(2)
-    assert sphere.num_nodes == 162
-    np.testing.assert_allclose(np.linalg.norm(sphere.coordinates, axis=1), 1.0)
-    # V - E + F = 2.
-    assert sphere.triangles is not None
-    assert sphere.num_nodes - sphere.edges.shape[1] // 2 + len(sphere.triangles) == 2
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -122,14 +109,3 @@ def test_sage_stacks_work_on_meshes_only():
         torch.testing.assert_close(output, net.layers[1](hidden, edges).T)
     with pytest.raises(ValueError, match="SAGEConv works on meshes, not on the grid of line"):
         build_task(tiny(mesh_recipe("line", SageModel())), ())
-
-
-def test_every_network_has_the_same_budget():
-    recipes = [row.recipe for table in HEAT_MESH.tables.tables for row in table.rows]
-    assert len(recipes) == 12 and len({str(recipe.training) for recipe in recipes}) == 1
-
-
-def test_recipes_and_plans():
-    experiment = find_experiment("heat-mesh")
-    assert set(experiment.recipes) == set(MESH_RECIPES)
-    assert MeshDiffusion().domain == "fsaverage5"

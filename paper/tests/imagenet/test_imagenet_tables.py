@@ -21,12 +21,6 @@ def test_every_recipe_has_a_row_with_both_accuracies_of_the_paper() -> None:
         assert [result.metric for result in row.paper] == ["accuracy", "top5_accuracy"]
 
 
-def test_the_scales_give_all_rows_the_same_budget() -> None:
-    (table,) = IMAGENET.tables.select("imagenet/models")
-    for scale in IMAGENET.tables.scales:
-        assert len({scale.recipe(row, 0).training for row in table.rows}) == 1
-
-
 def test_a_row_trains_and_stands_beside_the_papers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smoe.nn import RoutedLayer, TensorGate
+from smoe.nn import RoutedLayer
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.task import Learning, count_parameters
@@ -20,7 +20,6 @@ from smoe_paper.images.recipes import (
     ImageRecipe,
     LowRankLocalClassifierModel,
     SpatialMoEClassifierModel,
-    WideClassifierModel,
 )
 from smoe_paper.models import ImageClassifier
 
@@ -44,23 +43,6 @@ _NORMS, _HEAD = 3 * 2 * 64, 64 * 10 + 10
 def test_parameters(name, weights, gate):
     task = make_task(IMAGE_RECIPES[f"mnist/{name}"])
     assert count_parameters(task.model) == (weights, gate)
-
-
-def test_widths_of_elsayed():
-    # int((4 * 3 + 64) / (3 + 64) * 64) = int(72.6), int((4 * 64 + 64) / 128 * 64) = 160, 4 * 64
-    assert WideClassifierModel().widths(3) == (72, 160, 256)
-    assert WideClassifierModel().widths(1) == (66, 160, 256)
-
-
-def test_one_gate_for_all_layers():
-    shared = make_task(IMAGE_RECIPES["cifar10/smoe"]).model
-    gates = [module.gate for module in shared.modules() if isinstance(module, RoutedLayer)]
-    assert len(gates) == 3
-    assert len(set(gates)) == 1
-    assert isinstance(gates[0], TensorGate)
-    assert (gates[0].num_experts, gates[0].num_selected, gates[0].spatial_shape) == (128, 64, (32, 32))
-    apart = build_model(SpatialMoEClassifierModel(filters=4, share_gates=False), LEARNING, (1, 6, 6), 10)
-    assert len({module.gate for module in apart.modules() if isinstance(module, RoutedLayer)}) == 3
 
 
 @pytest.mark.parametrize("model", IMAGE_MODELS.values(), ids=IMAGE_MODELS)
@@ -87,13 +69,6 @@ def test_a_fixed_gate_stays():
     recipe = replace(recipe, optimizer=Adam(l2=1e-5, gate_lr=1e-2))
     groups = make_task(recipe).optimizer.param_groups
     assert {group["name"] for group in groups} == {"kernels", "others"}
-
-
-def test_gates_have_a_learning_rate_of_their_own():
-    recipe = IMAGE_RECIPES["mnist/smoe"]
-    recipe = replace(recipe, optimizer=replace(recipe.optimizer, gate_lr=0.1))
-    groups = {group["name"]: group["lr"] for group in make_task(recipe).optimizer.param_groups}
-    assert groups == {"others": 1e-3, "gates": 0.1, "kernels": 1e-3}
 
 
 def test_coordinates_once_or_always():

@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 
 from image_files import publish, write_idx_set
-from smoe.cli import main
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.reproduction import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Scale, markdown
 from smoe_paper.images.pictures import draw_tables
-from smoe_paper.images.recipes import IMAGE_RECIPES, PUBLISHED, ImageRecipe, SpatialMoEClassifierModel
-from smoe_paper.images.tables import IMAGES
+from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGES, PUBLISHED, ImageRecipe, SpatialMoEClassifierModel
 
 
 def test_the_papers_rows():
@@ -65,13 +63,6 @@ def test_markdown_beside_the_paper(tmp_path):
     text = markdown(IMAGES.tables, table, store)
     assert "| convolution | 75338 | 98.86 ± 0.02 | 91.24 | smaller | 1 | trial | 1 | 70 |" in text
     assert PUBLISHED["mnist/wide"].source in text
-
-
-def test_dry_run(tmp_path, capsys):
-    assert main(["reproduce", "images", "--dry-run", "--scale", "small", "--output-dir", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "missing: images/mnist: LRLCN, small, seed 2" in out
-    assert "# Classification of CIFAR-10" in out and list(tmp_path.iterdir()) == []
 
 
 def test_a_table_from_nothing(tmp_path, monkeypatch):

@@ -9,8 +9,6 @@ import torch
 
 from image_files import publish, write_cifar10, write_idx_set
 from smoe.cli import main
-from smoe.errors import DataError
-from smoe.rules import RoutingClassification
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.images.data import DrawnImages
 from smoe_paper.images.model import build_task
@@ -22,7 +20,6 @@ from smoe_paper.images.recipes import (
     CoordConvClassifierModel,
     ImageData,
     ImageRecipe,
-    SpatialMoEClassifierModel,
 )
 
 FAST = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=50, max_epochs=2, device="cpu")
@@ -86,17 +83,6 @@ def test_epochs_of_some_images(mnist):
         build_task(replace(recipe, data=replace(recipe.data, images_per_epoch=277)), ("train",), notify=silently)
 
 
-def test_resumes_as_if_never_stopped(mnist, tmp_path):
-    recipe = small_recipe(mnist, SpatialMoEClassifierModel(filters=4))
-    recipe = replace(recipe, data=replace(recipe.data, images_per_epoch=60), rule=RoutingClassification.paper())
-    whole = train("mnist/smoe", recipe, tmp_path / "whole", notify=silently)
-    one = replace(recipe, training=replace(recipe.training, max_epochs=1))
-    train("mnist/smoe", one, tmp_path / "parts", notify=silently)
-    # A run of one epoch is at its end; it is extended to two.
-    parts = train("mnist/smoe", recipe, tmp_path / "parts", resume=True, notify=silently)
-    assert parts["test/cross_entropy"] == whole["test/cross_entropy"]
-
-
 @pytest.mark.parametrize("name", ["lcn", "smoe"])
 def test_cifar10_end_to_end(tmp_path, name, capsys, monkeypatch):
     root = write_cifar10(tmp_path / "cifar-10-batches-bin", 10)
@@ -112,17 +98,6 @@ def test_cifar10_end_to_end(tmp_path, name, capsys, monkeypatch):
     assert f"{IMAGE_RECIPES[f'cifar10/{name}'].data.name}/{name}, test split" in out
 
 
-def test_show(mnist, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(mnist.parent)
-    recipe = small_recipe(mnist, SpatialMoEClassifierModel(filters=4), max_epochs=1)
-    train("mnist/smoe", recipe, tmp_path / "run", notify=silently)
-    assert main(["show", str(tmp_path / "run")]) == 0
-    pictures = [tmp_path / "run" / "pictures" / f"{name}.png" for name in ("accuracy", "routing")]
-    assert capsys.readouterr().out.split() == [str(path) for path in pictures]
-    assert all(path.stat().st_size > 10_000 for path in pictures)
-    assert main(["show", str(tmp_path / "run"), "--layers", "x"]) == 2
-
-
 def test_mean_images(mnist):
     task = build_task(small_recipe(mnist, ConvClassifierModel(filters=2)), ("test",), notify=silently)
     means = mean_images(task.splits["test"], 10)  # type: ignore[arg-type]
@@ -130,8 +105,3 @@ def test_mean_images(mnist):
     # The bright row of class 3 is the ninth.
     assert means[3].mean(axis=1).argmax() == 8
     assert means.max() == 1.0
-
-
-def test_without_files(tmp_path):
-    with pytest.raises(DataError, match=r"`smoe data fetch mnist` gets them"):
-        build_task(ImageRecipe(data=ImageData(root=tmp_path)), notify=silently)

@@ -13,11 +13,6 @@ LOGITS = torch.tensor([[3.0, 2.0, 1.0], [0.0, 5.0, 4.0], [1.0, 2.0, 3.0], [9.0, 
 CLASSES = torch.tensor([0, 2, 0, 0])
 
 
-def test_ranks():
-    # 0 is first; 2 is second after 1; 0 is last after 2 and 1; 0 is first
-    assert class_ranks(LOGITS, CLASSES).tolist() == [0, 1, 2, 0]
-
-
 def test_top_accuracies_over_batches():
     metric = Accuracy((1, 2))
     totals = metric.totals(LOGITS[:3], CLASSES[:3]) + metric.totals(LOGITS[3:], CLASSES[3:])

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from smoe.losses import latitude_weights
 from smoe.training.task import evaluate
 from smoe_paper.metrics import (
     LatitudeWeightedMAE,
@@ -37,27 +36,6 @@ def random_pair(num_samples: int = 6, num_channels: int = 2) -> tuple[Tensor, Te
     shape = (num_samples, num_channels, len(GRID), 64)
     target = torch.randn(shape, generator=generator)
     return target + 0.3 * torch.randn(shape, generator=generator), target
-
-
-def test_weights() -> None:
-    assert latitude_weights(LATITUDE).tolist() == pytest.approx([4 / 3, 2 / 3])
-    assert latitude_weights(GRID).mean() == pytest.approx(1)
-    ours = latitude_weights(GRID).numpy()
-    theirs = scores.functions.create_latitude_weights(xr.DataArray(GRID)).values
-    np.testing.assert_allclose(ours, theirs / theirs.mean(), rtol=1e-12)
-
-
-def test_errors_by_hand() -> None:
-    # Two forecasts of one channel of standard deviation 10. Errors of the first, times 10:
-    #   row 0: 30, 30 ; row 1: 0, 0        w e^2: 1200, 1200, 0, 0    mean  600
-    # of the second:
-    #   row 0: 0, 0   ; row 1: 60, -60     w e^2: 0, 0, 2400, 2400    mean 1200
-    prediction = torch.tensor([[[[3.0, 3.0], [0.0, 0.0]]], [[[0.0, 0.0], [6.0, -6.0]]]])
-    target = torch.zeros(2, 1, 2, 2)
-    pair = (["z_500"], LATITUDE, [10.0])
-    assert score(LatitudeWeightedRMSE(*pair), prediction, target) == {"rmse_z_500": pytest.approx(900**0.5)}
-    # w |e|: 40, 40, 0, 0 and 0, 0, 40, 40: 160 over 8 pixels
-    assert score(LatitudeWeightedMAE(*pair), prediction, target) == {"mae_z_500": pytest.approx(20)}
 
 
 def test_values_are_those_of_other_packages() -> None:

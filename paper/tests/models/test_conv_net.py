@@ -30,13 +30,6 @@ def test_residual_layers_add_their_input() -> None:
     torch.testing.assert_close(net(x), last.layers(hidden) + last.skip(hidden))
 
 
-def test_one_layer_is_just_that() -> None:
-    net = ConvNet(GridConv2d, (2, 3))
-    assert len(net.layers) == 1
-    with pytest.raises(ValueError, match=r"the input's and the output's at least, got \(2,\)"):
-        ConvNet(GridConv2d, (2,))
-
-
 def test_every_pixel_sees_every_other() -> None:
     net = FullyConnectedNet((3, 4))
     input = torch.randn(2, 1, 3, 4)

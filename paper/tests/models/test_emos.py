@@ -1,14 +1,8 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from smoe_paper.models import Emos
-
-
-@pytest.mark.parametrize("num_members", [5, 10])
-def test_parameters(num_members: int) -> None:
-    assert sum(parameter.numel() for parameter in Emos(num_members).parameters()) == num_members + 3
 
 
 def test_by_hand() -> None:

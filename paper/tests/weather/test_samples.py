@@ -98,9 +98,3 @@ def test_what_cannot_be_sampled_is_refused(store: WeatherStore, options: dict[st
         WeatherSamples(store, years, **options)  # type: ignore[arg-type]
     options["years"] = years
     assert text in str(caught.value)
-
-
-@pytest.mark.parametrize("index", [-1, 10**6])
-def test_an_index_outside_is_refused(store: WeatherStore, index: int) -> None:
-    with pytest.raises(IndexError, match="indices must be in"):
-        WeatherSamples(store, (2000, 2001))[index]

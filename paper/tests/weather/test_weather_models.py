@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from smoe import SpatialMoE2d, nn
-from smoe.nn import RoutedLayer
-from smoe.rules import Damping, RoutingClassification
+from smoe.rules import RoutingClassification
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.task import Learning, build_optimizer, count_parameters
 from smoe_paper.weather.model import Setting, build_model
@@ -69,14 +68,6 @@ def test_the_prior_parts_land_and_sea() -> None:
         build_small(SpatialMoEResNetModel(filters=4, num_blocks=1, prior="land_sea"))
 
 
-def test_a_random_gate_does_not_learn() -> None:
-    model = build_small(SpatialMoEResNetModel(filters=4, num_blocks=1, gate="random"))
-    groups = build_optimizer(model, Adam(l2=1e-5)).param_groups
-    assert [group["name"] for group in groups] == ["others", "kernels"]
-    model(torch.randn(2, 6, 4, 6)).square().mean().backward()
-    assert moe_layers(model)[0].gate.scores.grad is None  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(("position", "numbers"), [("first", (8, 4)), ("last", (8, 4)), ("output", (6, 3))])
 def test_one_layer_is_added(position: Any, numbers: tuple[int, int]) -> None:
     plain = sum(parameter.numel() for parameter in build_small(tiny_recipe("weather/rt", None).model).parameters())
@@ -112,11 +103,3 @@ def test_the_decay_is_kerass_penalty() -> None:
     weight.grad = torch.zeros_like(weight)
     torch.optim.SGD([weight], lr=1.0, weight_decay=groups["kernels"]["weight_decay"]).step()
     torch.testing.assert_close(before - weight, expected)
-
-
-def test_all_layers_hold_the_rule_of_the_recipe() -> None:
-    learning = Learning(RoutingClassification(error_quantile=0.6), Damping(factor=0.3))
-    for model in (SpatialMoEResNetModel(filters=4, num_blocks=1), AddedSpatialMoEModel(filters=4, num_blocks=1)):
-        built = build_model(model, learning, SMALL_SHAPE)
-        layers = [layer for layer in built.modules() if isinstance(layer, RoutedLayer)]
-        assert layers and all((layer.rule, layer.damping) == learning for layer in layers)

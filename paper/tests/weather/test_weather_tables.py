@@ -14,12 +14,12 @@ from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Row, Scale, markdown
 from smoe_paper.experiments.task import Learning, build_optimizer
 from smoe_paper.weather.model import Setting, build_model
+from smoe_paper.weather.recipes import WEATHER
 from smoe_paper.weather.scores import store_references
-from smoe_paper.weather.tables import WEATHER_TABLES
 from tiny_weather import make_store, tiny_recipe
 from weather_files import GRID
 
-SMALL = WEATHER_TABLES.scale("small")
+SMALL = WEATHER.tables.scale("small")
 QUICK = ("SMoE, all 3 x 3", "ViT 2 x 2")
 ROWS = [
     pytest.param(
@@ -27,7 +27,7 @@ ROWS = [
         id=f"{table.name}: {row.label}",
         marks=[] if row.label in ("SMoE, all 3 x 3", "ViT 2 x 2") else pytest.mark.slow,
     )
-    for table in WEATHER_TABLES.tables
+    for table in WEATHER.tables.tables
     if table.name != "weather/5-days"
     for row in table.rows
 ]
@@ -49,9 +49,9 @@ def test_every_row_takes_a_training_step_at_the_small_scale(row: Row) -> None:
 
 
 def test_the_rows_are_distinct_recipes_and_say_what_the_paper_says() -> None:
-    three_days, five_days, routing = WEATHER_TABLES.tables[:3]
-    for scale in WEATHER_TABLES.scales:
-        for table in WEATHER_TABLES.tables:
+    three_days, five_days, routing = WEATHER.tables.tables[:3]
+    for scale in WEATHER.tables.scales:
+        for table in WEATHER.tables.tables:
             keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
             assert len(set(keys)) == len(keys), table.name
     values = {row.label: [result.mean for result in row.paper] for row in three_days.rows}
@@ -86,13 +86,13 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
         return replace(recipe, data=replace(tiny.data, lead_hours=recipe.data.lead_hours))
 
     scale = Scale("tiny", "a toy", shrink, kind="simulated")
-    store, table = RunStore(tmp_path / "runs.jsonl"), WEATHER_TABLES.tables[0]
+    store, table = RunStore(tmp_path / "runs.jsonl"), WEATHER.tables.tables[0]
     said: list[str] = []
     store_references([table], scale, data, store, said.append)
     assert len(said) == 1
     store_references([table], scale, data, store, said.append)
     assert len(said) == 1, "what is stored is not made again"
-    experiment = replace(WEATHER_TABLES, scales=(scale,))
+    experiment = replace(WEATHER.tables, scales=(scale,))
     recipe = scale.recipe(table.rows[0], 0)
     store.write(RunKey.of(recipe), _result(recipe, 400.0))
     lines = markdown(experiment, table, store).splitlines()

@@ -8,13 +8,11 @@ import torch
 
 from smoe import SpatialMoE2d
 from smoe.errors import DataError
-from smoe.losses import latitude_weights
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.weather.model import build_task
 from smoe_paper.weather.recipes import WEATHER_RECIPES
-from smoe_paper.weather.store import WeatherStore
-from tiny_weather import GRID, make_store, tiny_recipe
+from tiny_weather import make_store, tiny_recipe
 
 # Those of a network of their own; the other rows differ in options.
 QUICK = ("weather/smoe", "weather/lrlcn", "weather/vit")
@@ -62,21 +60,6 @@ def test_a_batch_is_learned_by_heart(store: Path) -> None:
         task.optimizer.zero_grad()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
-
-
-def test_the_prior_comes_from_the_store(store: Path) -> None:
-    recipe = tiny_recipe("weather/smoe-prior", store)
-    layer = moe_layers(build_task(recipe, (), quietly).model)[0]
-    land = torch.from_numpy(WeatherStore.open(store).raw_constant("lsm").copy())
-    assert ((layer.routing().indices >= 4).float().mean(dim=0) == land).all()
-
-
-def test_the_loss_is_weighted_by_the_latitudes_of_the_store(store: Path) -> None:
-    task = build_task(tiny_recipe("weather/rt", store), (), quietly)
-    prediction, target = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 4, 6)
-    weights = latitude_weights(GRID.latitude).float()[:, None]
-    expected = ((prediction - target) ** 2 * weights).mean()
-    torch.testing.assert_close(task.loss(prediction, target), expected)
 
 
 def test_data_that_are_not_there(store: Path) -> None:

@@ -49,20 +49,10 @@ class InputCombiner(nn.Module):
 
     The input is projected to K channels. These, their mean over the grid, and the result of a depthwise 3x3 convolution
     without padding for each dilation are resized to the output grid. Three 1x1 convolutions, with a ReLU and a sigmoid
-    between, turn them into the K logits.
-
-    A convolution of dilation d needs 2 d + 1 rows and columns. The branches are fixed at construction, because they
-    decide the channels of the next convolution: an input too small for one of them is refused. For a grid below 17,
-    pass the dilations that fit, `dilations=fitting_dilations(grid)`; the authors' code leaves out the same ones.
+    between, turn them into the K logits. A grid that is too small for a dilation is refused.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        spatial_rank: int = 3,
-        *,
-        dilations: tuple[int, ...] = DILATIONS,
-    ) -> None:
+    def __init__(self, in_channels: int, spatial_rank: int = 3, *, dilations: tuple[int, ...] = DILATIONS) -> None:
         super().__init__()
         self.dilations = tuple(dilations)
         K = spatial_rank
@@ -119,9 +109,6 @@ class LowRankLocal2d(nn.Module):
     There is no bias unless `spatial_bias` is set. Every combiner but `input` starts with equal weights, so that the
     layer starts as a convolution.
 
-    With the combiner `input`, `spatial_shape` also decides the dilations of its network: those that fit in the smallest
-    input with that output grid. Without it the network has all four, and a grid below 17 is refused.
-
     Args:
         combiner: Source of the weights a: `rows_and_columns`, a number for each row plus one for each column; `table`,
             a number for each pixel; `input`, a network of the input.
@@ -147,8 +134,7 @@ class LowRankLocal2d(nn.Module):
         self.kernel_size = check_kernel_size(kernel_size)
         self.stride = stride
         self.padding_mode: PaddingMode = padding_mode
-        self.spatial_shape = None if spatial_shape is None else spatial_shape
-
+        self.spatial_shape = spatial_shape
         self.spatial_rank = spatial_rank
         # Four dimensions, all filters of base 0 first: `.to(memory_format=torch.channels_last)` refuses five.
         shape = (spatial_rank * out_channels, in_channels, *self.kernel_size)
@@ -157,24 +143,19 @@ class LowRankLocal2d(nn.Module):
         bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
         nn.init.uniform_(self.weight, -bound, bound)
 
-        if combiner == "input":
-            dilations = DILATIONS
-            if self.spatial_shape is not None:
-                rows, columns = ((size - 1) * stride + 1 for size in self.spatial_shape)
-                dilations = fitting_dilations((rows, columns))
-            self.combiner = InputCombiner(in_channels, spatial_rank, dilations=dilations)
-        elif self.spatial_shape is None:
+        if spatial_shape is None and (combiner != "input" or spatial_bias):
             raise ValueError(f"combiner={combiner!r} needs spatial_shape=(rows, columns) of the output grid")
-        else:
-            maps = RowsAndColumns if combiner == "rows_and_columns" else Table
-            start = 1.0 / math.sqrt(spatial_rank)
-            self.combiner = maps(spatial_rank, self.spatial_shape, start)
-
+        maps = RowsAndColumns if combiner == "rows_and_columns" else Table
+        # The combiner `input` has the dilations that fit in the smallest input with this output grid.
+        rows, columns = ((size - 1) * stride + 1 for size in spatial_shape or (17, 17))
+        if combiner == "input":
+            dilations = fitting_dilations((rows, columns))
+            self.combiner = InputCombiner(in_channels, spatial_rank, dilations=dilations)
+        elif spatial_shape is not None:
+            self.combiner = maps(spatial_rank, spatial_shape, 1.0 / math.sqrt(spatial_rank))
         self.spatial_bias: RowsAndColumns | Table | None = None
-        if spatial_bias:
-            assert self.spatial_shape is not None
-            maps = RowsAndColumns if combiner == "rows_and_columns" else Table
-            self.spatial_bias = maps(1, self.spatial_shape, 0.0)
+        if spatial_bias and spatial_shape is not None:
+            self.spatial_bias = maps(1, spatial_shape, 0.0)
 
     def combining_weights(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """The weights a: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`."""

@@ -1,8 +1,4 @@
-"""V-MoE's layer of experts, which routes the patches of an image, and its auxiliary losses (Riquelme et al., 2021).
-
-The losses are importance and load (appendix A.2): each is a squared coefficient of variation over the experts, of the
-population, in each group of tokens; the groups are averaged.
-"""
+"""V-MoE's layer of experts, which routes the patches of an image, and its auxiliary losses (Riquelme et al., 2021)."""
 
 from __future__ import annotations
 
@@ -22,10 +18,7 @@ _CAPACITY_STEP = 4
 
 
 class FeedForward(nn.Module):
-    """`(..., width)` to `(..., width)`: linear, GELU, linear, with biases.
-
-    Weights start Glorot-uniform and biases at zero, as in the vision transformer.
-    """
+    """`(..., width)` to `(..., width)`: linear, GELU, linear; Glorot-uniform weights, biases from zero."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -54,19 +47,13 @@ class PatchMoE(nn.Module):
     the sum over its most probable experts of probability times output; the chosen probabilities are not made to sum to
     1 again. Of equally probable experts the one with the lower number wins.
 
-    Each sample is a group, so that its output does not depend on the rest of the batch; V-MoE's own groups are eight
-    images. In each group an expert serves as many tokens as its capacity: first those whose first choice it is, then
-    those whose second choice it is, and so on; among equal choices in token order. A choice beyond the capacity is
-    dropped and adds zero to its token, so put the layer into a residual branch. A dropped choice makes no room for
-    another one.
-
-    An expert computes its own tokens only. The gradient reaches the gate through the probabilities of choices served.
+    Each sample is a group; V-MoE's own groups are eight images. In each group an expert serves as many tokens as its
+    capacity: first those whose first choice it is, then those whose second choice it is, and so on; among equal choices
+    in token order. A choice beyond the capacity is dropped and adds zero to its token.
 
     Args:
-        capacity_factor: Room of an expert relative to an even split of the choices; see `capacity`. Holds in
-            evaluation too; the attribute may be changed at any time.
-        noise_std: Standard deviation of the normal noise on the scores in training; 1 / num_experts if None, 0 for no
-            noise.
+        capacity_factor: Room of an expert relative to an even split of the choices, in evaluation too.
+        noise_std: Standard deviation of the normal noise on the scores in training; 1 / num_experts if None.
     """
 
     def __init__(
@@ -80,22 +67,13 @@ class PatchMoE(nn.Module):
         noise_std: float | None = None,
     ) -> None:
         super().__init__()
-        if noise_std is None:
-            noise_std = 1.0 / num_experts
-        self.width = width
-        self.hidden = hidden
-        self.num_experts = num_experts
-        self.num_selected = num_selected
+        self.num_experts, self.num_selected = num_experts, num_selected
         self.capacity_factor = capacity_factor
-        self.noise_std = noise_std
+        self.noise_std = 1.0 / num_experts if noise_std is None else noise_std
         self.gate = nn.Linear(width, num_experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(width, hidden) for _ in range(num_experts))
-        self._last_scores: PatchScores | None = None
-
-    @property
-    def last_scores(self) -> PatchScores | None:
+        self.last_scores: PatchScores | None = None
         """Scores of the last forward pass in training mode, which `patch_moe_loss` reads; None before it."""
-        return self._last_scores
 
     def capacity(self, group_size: int) -> int:
         """The number of tokens of a group that one expert can serve, rounded up to a multiple of 4."""
@@ -105,7 +83,7 @@ class PatchMoE(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         scores = self._score(tokens)
         if self.training:
-            self._last_scores = scores
+            self.last_scores = scores
         # A group is a sample to `top_experts`, and its tokens are the pixels.
         probabilities = scores.noisy.softmax(dim=-1).transpose(1, 2)
         indices = top_experts(probabilities, self.num_selected).long()
@@ -145,7 +123,7 @@ class PatchMoE(nn.Module):
 
     def __getstate__(self) -> dict[str, object]:
         # The last scores belong to a graph of the past, which can be neither copied nor pickled.
-        return {**self.__dict__, "_last_scores": None}
+        return {**self.__dict__, "last_scores": None}
 
 
 def place_in_turn(indices: torch.Tensor, num_experts: int) -> torch.Tensor:

@@ -13,9 +13,15 @@ from torch import Tensor
 from smoe.reports.run_report import Places
 from smoe.training.task import Metric, MetricSums, OrderedBatches, load_batches
 from smoe_paper.ens10.model import make_scores, open_store
-from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe, paper_results
+from smoe_paper.ens10.recipes import (
+    ENSEMBLE_RECIPES,
+    EnsembleData,
+    EnsembleRecipe,
+    paper_results,
+    reference_name,
+    store_folder,
+)
 from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
-from smoe_paper.ens10.tables import reference_name, store_folder
 from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.experiment import Notify, ReportParts, print_result
 from smoe_paper.experiments.stored_runs import RunStore

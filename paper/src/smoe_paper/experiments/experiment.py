@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = {
     "heat": "smoe_paper.heat.tables:HEAT",
-    "weather": "smoe_paper.weather.tables:WEATHER",
-    "ens10": "smoe_paper.ens10.tables:ENS10",
-    "images": "smoe_paper.images.tables:IMAGES",
+    "weather": "smoe_paper.weather.recipes:WEATHER",
+    "ens10": "smoe_paper.ens10.recipes:ENS10",
+    "images": "smoe_paper.images.recipes:IMAGES",
     "imagenet": "smoe_paper.imagenet.recipes:IMAGENET",
     "heat-mesh": "smoe_paper.heat_mesh.recipes:HEAT_MESH",
 }

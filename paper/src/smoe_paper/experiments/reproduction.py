@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -80,39 +80,34 @@ def make_runs(
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(planned))
     active: dict[BaseProcess, PlannedRun] = {}
-    with _only_one(runs_dir):
-        try:
-            while waiting or active:
-                while waiting and len(active) < jobs:
-                    run = waiting.pop()
-                    process = context.Process(target=_train_in_process, args=(run, runs_dir, num_threads))
-                    process.start()
-                    active[process] = run
-                wait([process.sentinel for process in active])
-                for process in [process for process in active if process.exitcode is not None]:
-                    run = active.pop(process)
-                    if process.exitcode:
-                        raise RunError(_failure(run, process.exitcode))
-                    store.write(run.key, json.loads((runs_dir / run.key.name / _RESULT).read_text()))
-                    on_end(run)
-        finally:
-            # A training that is under way saves its state.
-            for process in active:
-                process.terminate()
-            for process in active:
-                process.join()
-
-
-@contextlib.contextmanager
-def _only_one(runs_dir: Path) -> Iterator[None]:
-    """Keeps a second call from training the same runs at the same time."""
     runs_dir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(FileLock(runs_dir / ".lock"))
         except LockedError as error:
             raise RunError(f"{error.holder} is making runs in {runs_dir}; wait for it or stop it") from None
-        yield
+        stack.callback(_stop, active)
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                run = waiting.pop()
+                process = context.Process(target=_train_in_process, args=(run, runs_dir, num_threads))
+                process.start()
+                active[process] = run
+            wait([process.sentinel for process in active])
+            for process in [process for process in active if process.exitcode is not None]:
+                run = active.pop(process)
+                if process.exitcode:
+                    raise RunError(_failure(run, process.exitcode))
+                store.write(run.key, json.loads((runs_dir / run.key.name / _RESULT).read_text()))
+                on_end(run)
+
+
+def _stop(active: Iterable[BaseProcess]) -> None:
+    """Ends processes; a training that is under way saves its state."""
+    for process in active:
+        process.terminate()
+    for process in active:
+        process.join()
 
 
 def _failure(run: PlannedRun, code: int) -> str:
@@ -158,7 +153,10 @@ def train_run(planned: PlannedRun, runs_dir: Path) -> dict[str, Any] | None:
     result = _result(recipe, last, directory)
     text = json.dumps(result)
     write_atomically(directory.path / _RESULT, lambda file: file.write(text.encode()))
-    _drop_large_files(directory)
+    directory.last_checkpoint.unlink(missing_ok=True)
+    best = directory.best_checkpoint
+    if best.exists() and best.stat().st_size > _LARGEST_KEPT_CHECKPOINT:
+        shutil.rmtree(best.parent)
     return result
 
 
@@ -168,8 +166,11 @@ def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, 
     history = [epoch for epoch in directory.read_history() if monitor in epoch]
     parameters, gate_parameters = count_parameters(experiment_of(recipe).build(recipe, (), _silence).model)
     environment = json.loads(directory.environment_file.read_text())
+    plain = recipe.plain()
+    # Without the folders of whoever ran it: results are published.
+    plain["data"] |= {name: None for name in plain["data"] if name in DATA_PLACES}
     return {
-        "recipe": _without_places(recipe.plain()),
+        "recipe": plain,
         "seed": recipe.seed,
         "parameters": parameters,
         "gate_parameters": gate_parameters,
@@ -188,18 +189,6 @@ def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, 
         "processor": environment["processor"],
         "torch": environment["packages"]["torch"],
     }
-
-
-def _without_places(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A plain recipe without the folders of whoever ran it: results are published."""
-    return {**recipe, "data": {name: None if name in DATA_PLACES else value for name, value in recipe["data"].items()}}
-
-
-def _drop_large_files(directory: RunDirectory) -> None:
-    directory.last_checkpoint.unlink(missing_ok=True)
-    best = directory.best_checkpoint
-    if best.exists() and best.stat().st_size > _LARGEST_KEPT_CHECKPOINT:
-        shutil.rmtree(best.parent)
 
 
 def _silence(text: str) -> None:

@@ -100,8 +100,12 @@ class ResultTable:
         return self.name.partition("/")[2]
 
 
-def same_recipe(recipe: Any) -> Any:
-    return recipe
+def make_table(
+    name: str, title: str, columns: str, rows: Iterable[tuple[Any, ...]], source: str = "", **options: Any
+) -> ResultTable:
+    """A table of rows `(labels, recipe, *published results)`, with labels and columns divided by `; `."""
+    made = tuple(Row(tuple(labels.split("; ")), recipe, tuple(paper)) for labels, recipe, *paper in rows)
+    return ResultTable(name, title, tuple(columns.split("; ")), made, source, **options)
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class Scale:
     name: str
     text: str
     # Takes recipes of its own experiment.
-    apply: Callable[[Any], Recipe] = same_recipe
+    apply: Callable[[Any], Recipe] = lambda recipe: recipe
     kind: Literal["paper", "smaller", "simulated"] = "paper"
 
     def recipe(self, row: Row, seed: int) -> Recipe:

@@ -187,13 +187,10 @@ class HeatDiffusion:
 
 # The paper's schedule: a tenth of the learning rate after 15 epochs without improvement, and the end after 30.
 HEAT_TRAINING = TrainingPlan(
-    batch_size=32,
-    evaluation_batch_size=100,
     max_epochs=150,
     monitor="within_1_percent",
     monitor_mode="max",
     plateau_patience=15,
-    plateau_factor=0.1,
     early_stop_patience=30,
     stop_at=100.0,
 )

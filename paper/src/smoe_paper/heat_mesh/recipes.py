@@ -10,7 +10,7 @@ from smoe.rules import Frozen, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Adam, Recipe, SgdMomentum
-from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.experiments.tables import Scale, ShownMetric, TableSet, make_table
 from smoe_paper.heat.recipes import HEAT_TRAINING
 
 
@@ -150,16 +150,16 @@ class MeshExperiment(Experiment):
             "every node of every seed."
         ),
         tables=(
-            ResultTable(
+            make_table(
                 "heat-mesh/main",
                 "Heat diffusion on every geometry",
-                ("domain", "model"),
-                tuple(
-                    Row((title, label), mesh_recipe(domain, model))
+                "domain; model",
+                [
+                    (f"{title}; {label}", mesh_recipe(domain, model))
                     for domain, title in _DOMAINS.items()
                     for label, (model, domains) in _MODELS.items()
                     if domain in domains
-                ),
+                ],
                 text=(
                     "Three regions that exchange 1, 10 and 100 % of a node's heat with its neighbours in each step, "
                     "grown by preferential attachment over the edges."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,9 +54,6 @@ def normalised(image: Image.Image) -> torch.Tensor:
     return pixels.div_(255.0).sub_(torch.tensor(MEAN)[:, None, None]).div_(torch.tensor(STD)[:, None, None])
 
 
-FORMATS = ("JPEG", "PNG")
-"""Formats that are read. Pillow knows many more, some of which start other programs, such as Ghostscript for EPS."""
-
 # Pillow would clip other modes, such as 16 bits a pixel, to white without a warning.
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
 # Warnings about metadata, which is not used, and about transparency, which is dropped.
@@ -65,7 +61,7 @@ _HARMLESS = r"(Corrupt EXIF data|Truncated File Read|Metadata Warning|Palette im
 
 
 def read_image(path: Path) -> Image.Image:
-    """The image as RGB with 8 bits a channel.
+    """The image, a JPEG or PNG, as RGB with 8 bits a channel.
 
     Grey, palette and CMYK images are converted, transparency is dropped, and an orientation in the EXIF data is
     ignored, as in torchvision's `ImageFolder`. An image of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels is refused.
@@ -76,13 +72,11 @@ def read_image(path: Path) -> Image.Image:
             "something in this process has set it; set it to False"
         )
     try:
-        # A pipe would be waited for, and a device may never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError(f"{path} is not a regular file, but a pipe, device or folder; remove it")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", _HARMLESS, UserWarning)
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as image:
+            # Pillow knows more formats, some of which start other programs, such as Ghostscript for EPS.
+            with Image.open(path, formats=("JPEG", "PNG")) as image:
                 if image.mode not in _MODES:
                     raise DataError(f"{path} has pixels of the kind {image.mode!r}, not of 8 bits; convert it")
                 # convert() reads to the end; for an RGB image it returns a copy, which outlives the file.
@@ -93,18 +87,12 @@ def read_image(path: Path) -> Image.Image:
         raise DataError(f"{path} cannot be read as an image ({error}); fetch it again, or remove it") from error
 
 
-EXTENSIONS = (".jpeg", ".jpg", ".png")
-_LAYOUT = "it is to hold a folder for each class with its images in it, as in n01440764/n01440764_10026.JPEG"
-# Number of names shown of a long list.
-_NUM_NAMED = 3
-
-
 @dataclass(frozen=True)
 class ClassFolders:
     """The images of one split, in the order of their classes and names.
 
     Attributes:
-        names: Names of the files, as bytes: a million Python strings would be copied into every reading process.
+        names: `class/file`, as bytes: a million Python strings would be copied into every reading process.
     """
 
     folder: Path
@@ -116,7 +104,7 @@ class ClassFolders:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
-        return self.folder / self.classes[self.labels[index]] / os.fsdecode(self.names[index])
+        return self.folder / os.fsdecode(self.names[index])
 
     def part(self, indices: np.ndarray) -> ClassFolders:
         return ClassFolders(self.folder, self.classes, self.names[indices], self.labels[indices])
@@ -124,84 +112,54 @@ class ClassFolders:
 
 def find_classes(folder: Path) -> tuple[str, ...]:
     """The class folders of a split, sorted."""
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}: {_LAYOUT}")
-    entries = _list(folder)
     # A link to a folder counts as a folder: data sets are often distributed over several disks.
-    classes = sorted(entry.name for entry in entries if entry.is_dir())
-    stray = sorted(entry.name for entry in entries if not entry.is_dir())
-    if not classes and any(_is_image(name) for name in stray):
+    found = tuple(sorted(each.name for each in _list(folder) if each.is_dir())) if folder.is_dir() else ()
+    if not found or len(found) < len(_list(folder)):
+        stray = [each.name for each in _list(folder) if not each.is_dir()] if folder.is_dir() else []
         raise DataError(
-            f"{folder} holds {len(stray)} images and no class folders. ImageNet's validation images come so: move each "
-            f"into the folder of its class, which LOC_val_solution.csv names; {_LAYOUT}"
+            f"{folder} holds {len(found)} folders{f' beside {stray[0]}' if stray else ''}: it is to hold a folder for "
+            "each class with its images in it and nothing else, as in n01440764/n01440764_10026.JPEG; ImageNet's "
+            "validation images come without: LOC_val_solution.csv names their classes"
         )
-    if not classes:
-        raise DataError(f"{folder} has no class folders: {_LAYOUT}")
-    lost = [name for name in stray if _is_image(name)]
-    if lost:
-        raise DataError(f"{folder} holds {_some(lost, 'image')} beside its class folders; move or remove them")
-    return tuple(classes)
+    return found
 
 
 def find_class_folders(folder: Path, classes: Sequence[str] | None = None) -> ClassFolders:
     """Lists the images of a split without opening them. Hidden files are ignored."""
     found = find_classes(folder)
-    if classes is not None and tuple(classes) != found:
-        differing = sorted(set(classes) ^ set(found))
-        raise DataError(
-            f"{folder} does not have the classes of the training images: {_some(differing, 'class')} differ"
-        )
+    differing = sorted(set(classes or found) ^ set(found))
+    if differing:
+        raise DataError(f"{folder} does not have the classes of the training images: {', '.join(differing[:3])} differ")
     names: list[bytes] = []
     counts: list[int] = []
     for name in found:
-        files = _list_images(folder / name)
-        names += [os.fsencode(file) for file in files]
+        files = sorted(entry.name for entry in _list(folder / name))
+        odd = [file for file in files if not file.lower().endswith((".jpeg", ".jpg", ".png"))]
+        if odd or not files:
+            raise DataError(
+                f"{folder / name} holds {odd[0] if odd else 'no image'}: a class has images named .jpeg, .jpg or .png, "
+                "and nothing else; remove or convert it"
+            )
+        names += [os.fsencode(f"{name}/{file}") for file in files]
         counts.append(len(files))
-    empty = [name for name, count in zip(found, counts, strict=True) if not count]
-    if empty:
-        raise DataError(f"{folder}: {_some(empty, 'class folder')} without images; remove or fill them")
     return ClassFolders(folder, found, np.array(names), np.repeat(np.arange(len(found)), counts))
 
 
 def hold_out(images: ClassFolders, number: int) -> tuple[ClassFolders, ClassFolders]:
     """Splits images into all but the first ones of each class, and these."""
     counts = np.bincount(images.labels, minlength=len(images.classes))
-    small = [images.classes[place] for place in np.flatnonzero(counts <= number)]
-    if small:
-        raise DataError(f"{images.folder}: {_some(small, 'class')} of {number} images or fewer, all to be held out")
+    if counts.min() <= number:
+        small = images.classes[int(np.argmin(counts))]
+        raise DataError(f"{images.folder}: {small} has {counts.min()} images, of which {number} are to be held out")
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     is_held = np.arange(len(images)) - starts[images.labels] < number
     return images.part(np.flatnonzero(~is_held)), images.part(np.flatnonzero(is_held))
-
-
-def _list_images(folder: Path) -> list[str]:
-    names = []
-    for entry in _list(folder):
-        if entry.is_dir():
-            raise DataError(f"{entry.path} is a folder inside a class: the images are to be in {folder} itself")
-        if not _is_image(entry.name):
-            raise DataError(
-                f"{entry.path} is not an image by its extension ({', '.join(EXTENSIONS)}); remove or convert it"
-            )
-        names.append(entry.name)
-    return sorted(names)
 
 
 def _list(folder: Path) -> list[os.DirEntry[str]]:
     """The entries of a folder that are not hidden."""
     with os.scandir(folder) as entries:
         return [entry for entry in entries if not entry.name.startswith(".")]
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS)
-
-
-def _some(names: Sequence[str], what: str) -> str:
-    """Text such as `3 images (a, b, ...)`."""
-    shown = ", ".join([*names[:_NUM_NAMED], *(["..."] if len(names) > _NUM_NAMED else [])])
-    plural = what if len(names) == 1 else f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{len(names)} {plural} ({shown})"
 
 
 # Separates the draws of a batch from those of its images.

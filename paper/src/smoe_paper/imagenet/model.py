@@ -11,7 +11,7 @@ import torch
 
 from smoe import nn
 from smoe.errors import DataError
-from smoe.training.task import Metric, Task
+from smoe.training.task import Task
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_gate, start_layer
@@ -24,7 +24,6 @@ from smoe_paper.imagenet.folders import (
 )
 from smoe_paper.imagenet.recipes import (
     AddedSpatialMoEResNet50Model,
-    ImageNetData,
     ImageNetModel,
     ImageNetRecipe,
     LowRankLocalResNet50Model,
@@ -82,8 +81,7 @@ def _convert(net: ResNet, model: SpatialMoEResNet50Model, learning: Learning, si
 def _add_spatial_moe(
     net: ResNet, model: AddedSpatialMoEResNet50Model, learning: Learning, size: int
 ) -> torch.nn.Module:
-    place = {"first": net.relu, "last": net.layer4, "last_3x3": net.layer4[-1].get_submodule("bn2")}[model.position]
-    channels, grid = _shape_after(net, place, size)
+    channels, grid = _shape_after(net, net.relu if model.position == "first" else net.layer4, size)
     num_experts = round(model.expert_ratio * channels)
     layer = nn.SpatialMoE2d.from_experts(
         channels,
@@ -96,14 +94,11 @@ def _add_spatial_moe(
         **learning._asdict(),
     )
     start_layer(layer, model, _start)
-    norm, relu = torch.nn.BatchNorm2d(channels), torch.nn.ReLU(inplace=True)
+    added = (layer, torch.nn.BatchNorm2d(channels), torch.nn.ReLU(inplace=True))
     if model.position == "first":
-        net.relu = torch.nn.Sequential(net.relu, layer, norm, relu)
-    elif model.position == "last":
-        net.layer4.append(torch.nn.Sequential(layer, norm, relu))
+        net.relu = torch.nn.Sequential(net.relu, *added)
     else:
-        # The ReLU after the block's bn2 follows the added layer; the layer's own ReLU comes before.
-        net.layer4[-1].add_module("bn2", torch.nn.Sequential(place, relu, layer, norm))
+        net.layer4.append(torch.nn.Sequential(*added))
     return net
 
 
@@ -126,56 +121,46 @@ def _start(layer: nn.SpatialMoE2d) -> None:
     start_as_torchvision(layer.weight, layer.gate.num_selected)
 
 
-NUM_CLASSES = 1000
-
-Samples = FolderImages | AugmentedFolderImages
-
-
 def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    root = check_root(recipe.data)
-    classes = find_classes(root / "train")
-    samples = make_splits(recipe, classes, splits)
+    if recipe.data.root is None:
+        raise DataError("no images are named: give the folder that holds train and val as --data.root FOLDER")
+    classes = find_classes(recipe.data.root / "train")
+    samples = make_splits(recipe, recipe.data.root, classes, splits)
     for split, images in samples.items():
         notify(f"{split}: {len(images):,} images of {len(classes):,} classes")
     return make_task(recipe, len(classes), samples)
 
 
-def check_root(data: ImageNetData) -> Path:
-    if data.root is None:
-        raise DataError("no images are named: give the folder that holds train and val as --data.root FOLDER")
-    return data.root
+Samples = FolderImages | AugmentedFolderImages
 
 
-def make_splits(recipe: ImageNetRecipe, classes: tuple[str, ...], splits: tuple[str, ...]) -> dict[str, Samples]:
+def make_splits(
+    recipe: ImageNetRecipe, root: Path, classes: tuple[str, ...], splits: tuple[str, ...]
+) -> dict[str, Samples]:
     """The samples of each split: `val` is the test split, and the validation split is a part of `train`."""
-    data, root = recipe.data, check_root(recipe.data)
-    num_held = data.held_out_per_class
-    made: dict[str, Samples] = {}
-    if "train" in splits or ("validation" in splits and num_held):
-        kept, held = hold_out(find_class_folders(root / "train"), num_held)
+    data, made = recipe.data, dict[str, Samples]()
+    if "train" in splits or ("validation" in splits and data.held_out_per_class):
+        kept, held = hold_out(find_class_folders(root / "train"), data.held_out_per_class)
         made["train"] = AugmentedFolderImages(kept, data.train_size, recipe.augmentation, recipe.seed)
         made["validation"] = FolderImages(held, data.resize, data.crop)
-    if "test" in splits or ("validation" in splits and not num_held):
+    if "test" in splits or not data.held_out_per_class:
         made["test"] = FolderImages(find_class_folders(root / "val", classes), data.resize, data.crop)
-    if not num_held and "test" in made:
+    if not data.held_out_per_class:
         made["validation"] = made["test"]
     return {split: made[split] for split in splits}
 
 
-def make_task(
-    recipe: ImageNetRecipe, num_classes: int = NUM_CLASSES, samples: Mapping[str, Samples] | None = None
-) -> Task:
+def make_task(recipe: ImageNetRecipe, num_classes: int = 1000, samples: Mapping[str, Samples] | None = None) -> Task:
     data = recipe.data
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), data.train_size, num_classes)
     knows_grid = any(isinstance(module, (nn.RoutedLayer, LowRankLocal2d)) for module in model.modules())
     is_other_grid = knows_grid and data.crop != data.train_size
-    metrics: list[Metric] = [Accuracy((1, 5)), MeanCrossEntropy()]
     return assemble_task(
         recipe,
         model,
         CrossEntropy(recipe.label_smoothing),
-        metrics,
+        [Accuracy((1, 5)), MeanCrossEntropy()],
         samples,
         num_repetitions=recipe.augmentation.repetitions,
         for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,

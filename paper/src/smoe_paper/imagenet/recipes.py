@@ -11,7 +11,7 @@ from smoe.rules import RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum
-from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, ShownMetric, TableSet, make_table
 from smoe_paper.images.recipes import IMAGE_RULE, accuracy_result
 
 
@@ -41,19 +41,18 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         low, high = self.crop_scale
-        if not 0.0 < low <= high <= 1.0:
-            raise ValueError(f"crop_scale must be two rising shares above 0 and up to 1, got {self.crop_scale}")
-        if not 0.0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise ValueError(f"crop_ratio must be two rising positive numbers, got {self.crop_ratio}")
-        for name in ("flip", "erasing"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be a probability, got {getattr(self, name)}")
-        for name in ("mixup", "cutmix"):
-            # `not >=` also refuses NaN.
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.repetitions < 1:
-            raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
+        rules = {
+            "crop_scale": 0.0 < low <= high <= 1.0,
+            "crop_ratio": 0.0 < self.crop_ratio[0] <= self.crop_ratio[1],
+            "flip": 0.0 <= self.flip <= 1.0,
+            "erasing": 0.0 <= self.erasing <= 1.0,
+            "mixup": self.mixup >= 0.0,
+            "cutmix": self.cutmix >= 0.0,
+            "repetitions": self.repetitions >= 1,
+        }
+        wrong = next((name for name, holds in rules.items() if not holds), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong} is out of its range, got {getattr(self, wrong)}; see its description")
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,10 @@ class AddedSpatialMoEResNet50Model(GateOptions, _Size):
 
     Attributes:
         position: `first` is after the 7x7 convolution. `last` is after the last residual block, as the paper's text
-            says, with 2048 input and output channels and 75 million more parameters. `last_3x3` is after the last 3x3
-            convolution, with 512 channels.
+            says, with 2048 input and output channels and 75 million more parameters.
     """
 
-    position: Literal["first", "last", "last_3x3"] = "first"
+    position: Literal["first", "last"] = "first"
 
 
 @dataclass(frozen=True)
@@ -154,21 +152,17 @@ class ImageNetData:
             raise ValueError(f"held_out_per_class must not be negative, got {self.held_out_per_class}")
 
 
-IMAGENET_TRAINING = TrainingPlan(
+# A cosine after a warm-up; the patience never ends.
+_COSINE = TrainingPlan(monitor="accuracy", monitor_mode="max", schedule="cosine", early_stop_patience=600)
+IMAGENET_TRAINING = replace(
+    _COSINE,
     # The paper's 64 processes of 128; batch normalisation uses parts of 128, whatever the number of processes.
     batch_size=8192,
     part_size=128,
     evaluation_batch_size=128,
     max_epochs=600,
-    monitor="accuracy",
-    monitor_mode="max",
-    schedule="cosine",
     warmup_epochs=5,
-    warmup_start=0.01,
-    early_stop_patience=600,
-    stop_at=None,
     average_every=32,
-    average_decay=0.99998,
     num_workers=4,
 )
 
@@ -235,22 +229,18 @@ PUBLISHED["imagenet/smoe-paper"] = _TOP1["smoe"]
 
 
 def _models() -> ResultTable:
-    rows = {
-        name: Row(
-            (label,),
-            IMAGENET_RECIPES[f"imagenet/{name}"],
-            (_TOP1[name], PublishedResult("top5_accuracy", top5, spread, None, _SOURCE)),
-        )
-        for name, (label, _, _, top5, spread) in _ROWS.items()
+    paper = {
+        name: (_TOP1[name], PublishedResult("top5_accuracy", top5, spread, None, _SOURCE))
+        for name, (_, _, _, top5, spread) in _ROWS.items()
     }
-    as_written = IMAGENET_RECIPES["imagenet/smoe-paper"]
-    last = Row(("SMoE, all 3 x 3, white noise, score order",), as_written, rows["smoe"].paper)
+    rows = [(row[0], IMAGENET_RECIPES[f"imagenet/{name}"], *paper[name]) for name, row in _ROWS.items()]
+    as_written = ("SMoE, all 3 x 3, white noise, score order", IMAGENET_RECIPES["imagenet/smoe-paper"], *paper["smoe"])
     text = (
         "ImageNet has to be provided by the user (docs/imagenet.md). The SMoE rows start smooth, in the order of the "
         "experts' numbers and without damping (docs/images.md); the last row is the paper's text."
     )
     title = "Classification of ImageNet"
-    return ResultTable("imagenet/models", title, ("model",), (*rows.values(), last), _SOURCE, text)
+    return make_table("imagenet/models", title, "model", [*rows, as_written], _SOURCE, text=text)
 
 
 def _small(recipe: ImageNetRecipe) -> ImageNetRecipe:
@@ -260,18 +250,7 @@ def _small(recipe: ImageNetRecipe) -> ImageNetRecipe:
         data=replace(recipe.data, train_size=64, resize=84, crop=80, held_out_per_class=2),
         model=replace(recipe.model, filters=16),
         optimizer=replace(recipe.optimizer, lr=0.05, gate_lr=5.0),
-        training=TrainingPlan(
-            batch_size=32,
-            evaluation_batch_size=100,
-            max_epochs=10,
-            monitor="accuracy",
-            monitor_mode="max",
-            schedule="cosine",
-            warmup_epochs=1,
-            warmup_start=0.01,
-            early_stop_patience=10,
-            stop_at=None,
-        ),
+        training=replace(_COSINE, max_epochs=10, warmup_epochs=1, early_stop_patience=10),
     )
 
 

@@ -18,8 +18,7 @@ from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.images.data import ImageSamples
-from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_SETS
-from smoe_paper.images.tables import IMAGES
+from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_SETS, IMAGES
 
 
 def mean_images(samples: ImageSamples, num_classes: int) -> np.ndarray:

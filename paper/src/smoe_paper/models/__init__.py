@@ -1,7 +1,7 @@
 """Networks of the experiments."""
 
 from smoe_paper.models.nets import ConvNet, Emos, FullyConnectedNet, ImageClassifier, SpatialMoENet
-from smoe_paper.models.resnet import ResNet, resnet50, wide_resnet50_2
+from smoe_paper.models.resnet import ResNet
 from smoe_paper.models.vision_transformer import VisionTransformer
 from smoe_paper.models.weather_resnet import WeatherResNet
 
@@ -14,6 +14,4 @@ __all__ = [
     "SpatialMoENet",
     "VisionTransformer",
     "WeatherResNet",
-    "resnet50",
-    "wide_resnet50_2",
 ]

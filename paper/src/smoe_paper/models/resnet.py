@@ -1,8 +1,4 @@
-"""ResNet-50 and Wide ResNet-50-2 for images (He et al., 2016; Zagoruyko and Komodakis, 2016; paper section 3.4).
-
-Names and shapes of the parameters are those of torchvision, whose published weights load as they are. As there, the
-stride of a block is that of its 3x3 convolution.
-"""
+"""ResNet-50 and Wide ResNet-50-2 for images, with the names and shapes of torchvision, whose weights load."""
 
 from __future__ import annotations
 
@@ -101,12 +97,3 @@ class ResNet(nn.Module):
         output = self.maxpool(self.relu(self.bn1(self.conv1(input))))
         output = self.layer4(self.layer3(self.layer2(self.layer1(output))))
         return self.fc(self.avgpool(output).flatten(1))
-
-
-def resnet50(num_classes: int = 1000) -> ResNet:
-    return ResNet(num_classes=num_classes)
-
-
-def wide_resnet50_2(num_classes: int = 1000) -> ResNet:
-    """Wide ResNet-50-2: 3x3 convolutions of twice the channels."""
-    return ResNet(num_classes=num_classes, width_factor=2)

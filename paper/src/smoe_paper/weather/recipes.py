@@ -1,16 +1,17 @@
-"""Recipes of weather forecasts with all their options, and what is published. Imports no torch."""
+"""Medium-range weather (paper section 3.2): recipes with all their options, and tables. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from smoe.options import Combiner
-from smoe.rules import Frozen, RoutingClassification, Rule
+from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
+from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum, check_year_ranges
-from smoe_paper.experiments.tables import PublishedResult
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, ShownMetric, TableSet, make_table
 
 
 @dataclass(frozen=True)
@@ -168,16 +169,7 @@ class WeatherData:
 # The paper's appendix: divide the learning rate by 10 when the validation loss has not improved for two epochs: a
 # patience of 1 in torch.
 SMOE_TRAINING = TrainingPlan(
-    batch_size=64,
-    evaluation_batch_size=64,
-    max_epochs=100,
-    monitor="loss",
-    monitor_mode="min",
-    plateau_patience=1,
-    plateau_factor=0.1,
-    min_lr=1e-6,
-    early_stop_patience=5,
-    stop_at=None,
+    batch_size=64, evaluation_batch_size=64, plateau_patience=1, min_lr=1e-6, early_stop_patience=5
 )
 # Rasp and Thuerey's configurations, with their targets and constants.
 RASP_TARGETS, RASP_CONSTANTS = ("z_500", "t_850", "t2m"), ("lsm", "orography", "lat2d")
@@ -255,3 +247,186 @@ def published_results(recipe_name: str, lead_hours: int) -> tuple[PublishedResul
         PublishedResult(metric, *cells[LEADS.index(lead_hours)], None, f"Table 3, {lead_hours} h")
         for metric, cells in zip(("rmse_z_500", "rmse_t_850"), row, strict=True)
     )
+
+
+_LABELS = {
+    "weather/rt": "R&T ResNet",
+    "weather/rt-wide": "R&T, 2x wide",
+    "weather/lrlcn": "LRLCN",
+    "weather/vit": "ViT 2 x 2",
+    "weather/smoe-first": "SMoE after the first layer",
+    "weather/smoe-last": "SMoE after the last layer",
+    "weather/smoe": "SMoE, all 3 x 3",
+    "weather/smoe-prior": "SMoE, all 3 x 3, land-sea prior",
+    "weather/smoe-random": "SMoE, all 3 x 3, random fixed gate",
+}
+
+
+def reference_names(lead_hours: int) -> tuple[str, ...]:
+    """Returns the keys of the stored scores of the baselines at this lead."""
+    return tuple(f"{kind}-{lead_hours}h" for kind in ("persistence", "climatology", "weekly-climatology"))
+
+
+def _table(name: str, title: str, columns: str, rows: Any, source: str = "", lead_hours: int = 72) -> ResultTable:
+    return make_table(f"weather/{name}", title, columns, rows, source, references=reference_names(lead_hours))
+
+
+def _models(num_days: int) -> ResultTable:
+    lead_hours, rows = 24 * num_days, []
+    for name, label in _LABELS.items():
+        recipe = WEATHER_RECIPES[name]
+        recipe = replace(recipe, data=replace(recipe.data, lead_hours=lead_hours))
+        rows.append((label, recipe, *published_results(name, lead_hours)))
+    return _table(f"{num_days}-days", f"Forecasts of {num_days} days", "model", rows, "Table 3", lead_hours)
+
+
+def _smoe(rule: Rule, *, gate_lr: float | None = None, **model: Any) -> WeatherRecipe:
+    recipe = WEATHER_RECIPES["weather/smoe"]
+    optimizer = replace(recipe.optimizer, gate_lr=gate_lr)
+    return replace(recipe, model=SpatialMoEResNetModel(**model), rule=rule, optimizer=optimizer)
+
+
+_FROZEN = Frozen()
+_UNDAMPED = RoutingClassification(error_quantile=0.7)
+_SMOOTH: dict[str, Any] = {"gate_init": "smooth"}
+_ROUTING = [
+    ("white noise; frozen; score", _smoe(_FROZEN, gate="random")),
+    ("white noise; q 0.7, damping 0.1; score", WEATHER_RECIPES["weather/smoe"]),
+    ("white noise; q 0.3, damping 0; score", _smoe(RoutingClassification.released())),
+    ("white noise; q 0.7, no damping; score", _smoe(_UNDAMPED)),
+    ("white noise; q 0.7, no damping; index", _smoe(_UNDAMPED, order="index")),
+    ("smooth; frozen; score", _smoe(_FROZEN, gate="random", **_SMOOTH)),
+    ("smooth; q 0.7, damping 0.1; score", _smoe(RoutingClassification.paper(), **_SMOOTH)),
+    ("smooth; q 0.7, no damping; score", _smoe(_UNDAMPED, **_SMOOTH)),
+    ("smooth; q 0.7, no damping; index", _smoe(_UNDAMPED, **_SMOOTH, order="index")),
+    ("smooth; q 0.7, no damping, gate at 1e-4; score", _smoe(_UNDAMPED, **_SMOOTH, gate_lr=1e-4)),
+    ("smooth; q 0.95, no damping; score", _smoe(RoutingClassification(error_quantile=0.95), **_SMOOTH)),
+]
+
+
+# A network with the SMoE layers that were the library's default when it was trained, written out, so that a stored
+# run keeps its meaning when the default changes.
+DEFAULT_MODEL: dict[str, Any] = {"gate": "factorised", "gate_init": "kaiming", "order": "families", "bias": "expert"}
+
+
+def _with_model(model: WeatherModel, rule: Rule = _FROZEN, **changes: Any) -> WeatherRecipe:
+    return replace(WEATHER_RECIPES["weather/smoe"], model=model, rule=rule, **changes)
+
+
+_LEARNED = StraightThrough(temperature=1.0, share=0.25, noise=1.25, warm_up=100, patience=0)
+_AFFINE = SpatialMoEResNetModel(**DEFAULT_MODEL, local_affine=True)
+_DEFAULTS = [
+    ("R&T ResNet", WEATHER_RECIPES["weather/rt"]),
+    ("R&T, 2x wide", WEATHER_RECIPES["weather/rt-wide"]),
+    ("R&T, 8 learned input channels", _with_model(LocatedResNetModel(learned_channels=8))),
+    ("R&T, local affine", _with_model(LocatedResNetModel(local_affine=True))),
+    ("LRLCN", WEATHER_RECIPES["weather/lrlcn"]),
+    ("LRLCN, table", _with_model(LowRankLocalResNetModel(combiner="table"))),
+    ("SMoE, defaults", _with_model(SpatialMoEResNetModel(**DEFAULT_MODEL), _LEARNED)),
+    (
+        "SMoE, defaults, gate frozen at a smooth start",
+        _with_model(SpatialMoEResNetModel(**{**DEFAULT_MODEL, **_SMOOTH})),
+    ),
+    ("SMoE, defaults and local affine", _with_model(_AFFINE, _LEARNED)),
+]
+# Every network at three peak rates of one cosine: a comparison at one rate is one of rates.
+_RATES: dict[str, tuple[WeatherModel, Rule]] = {
+    "R&T ResNet": (ResNetModel(), _FROZEN),
+    "R&T, local affine": (LocatedResNetModel(local_affine=True), _FROZEN),
+    "LRLCN, table": (LowRankLocalResNetModel(combiner="table"), _FROZEN),
+    "SMoE, defaults": (_AFFINE, StraightThrough()),
+    "SMoE, defaults, gate frozen at a smooth start": (replace(_AFFINE, gate_init="smooth"), _FROZEN),
+}
+_COSINE = replace(SMOE_TRAINING, schedule="cosine", max_epochs=4, plateau_patience=None)
+
+
+# Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere. Targets
+# and constants are those of Rasp and Thuerey, with which the stored runs were made.
+SIMULATED = WeatherData(
+    train_years=(2001, 2006),
+    validation_years=(2007, 2007),
+    test_years=(2008, 2008),
+    targets=RASP_TARGETS,
+    constants=RASP_CONSTANTS,
+    inputs=("z_500", "z_850", "t_850", "u_500", "u_850", "v_500", "v_850", "t2m"),
+    context_hours=(6, 0),
+    start_every_hours=12,
+)
+_SIMULATED_TRAINING = TrainingPlan(
+    evaluation_batch_size=64, max_epochs=8, plateau_patience=2, min_lr=1e-6, early_stop_patience=8
+)
+
+
+def _small(recipe: WeatherRecipe) -> WeatherRecipe:
+    model = recipe.model
+    if isinstance(model, WeatherViTModel):
+        model = replace(model, width=64, num_heads=4, depth=2, hidden=256)
+    else:
+        is_wide = isinstance(model, ResNetModel) and model.filters == 256
+        model = replace(model, filters=32 if is_wide else 16, num_blocks=3, dropout=0.0)
+    data = replace(SIMULATED, lead_hours=recipe.data.lead_hours)
+    training = _SIMULATED_TRAINING
+    if recipe.training.schedule == "cosine":
+        training = replace(training, schedule="cosine", max_epochs=recipe.training.max_epochs)
+    return replace(recipe, data=data, model=model, training=training)
+
+
+class WeatherExperiment(Experiment):
+    """Forecasts of some days on the globe, on WeatherBench or a simulated atmosphere."""
+
+    name = "weather"
+    recipe_type = WeatherRecipe
+    recipes = WEATHER_RECIPES
+    data_commands: ClassVar[Any] = {
+        ("prepare", "weather"): ("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
+    }
+    tables = TableSet(
+        name="weather",
+        metrics=(ShownMetric("rmse_z_500", "Z500", decimals=0), ShownMetric("rmse_t_850", "T850", decimals=2)),
+        metric_text=(
+            "Latitude-weighted root-mean-square errors (the root of the mean over all forecasts) of the geopotential "
+            "at 500 hPa in m2/s2 and of the temperature at 850 hPa in K: mean ± standard deviation over the seeds."
+        ),
+        tables=(
+            _models(3),
+            _models(5),
+            _table("routing", "How gates of a deep net learn", "gate starts as; routing learns by; order", _ROUTING),
+            _table(
+                "default",
+                "Forecasts of 3 days: SMoE layers with default arguments beside simple ways to know the place",
+                "model",
+                _DEFAULTS,
+            ),
+            _table(
+                "rates",
+                "Forecasts of 3 days after four epochs of a cosine, by peak rate",
+                "model; rate",
+                [
+                    (
+                        f"{label}; {rate:g}",
+                        _with_model(*net, training=_COSINE, optimizer=replace(WEATHER_OPTIMIZER, lr=rate)),
+                    )
+                    for label, net in _RATES.items()
+                    for rate in (3e-3, 6e-3, 12e-3)
+                ],
+            ),
+        ),
+        scales=(
+            Scale("paper", "WeatherBench at 5.625 degrees, trained on 1979-2015, tested on 2017-2018"),
+            Scale(
+                "small",
+                "simulated atmosphere, trained on six years and tested on one; nets of 16 filters (2x wide: 32) and 3 "
+                "blocks without dropout, ViT of width 64 and depth 2; 8 fields at two times; 8 epochs of 136 batches "
+                "of 32",
+                _small,
+                kind="simulated",
+            ),
+        ),
+        data_field="store",
+    )
+
+    def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
+        return published_results(recipe_name, 72)
+
+
+WEATHER = WeatherExperiment()

@@ -159,17 +159,6 @@ def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pyte
     assert [bool(is_there) for is_there in ~np.isnan(accuracy[:3, 1])] == [True, True, False]
 
 
-def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
-    from smoe_paper.heat.pictures import _epochs_to_all
-
-    store = RunStore(tmp_path / "runs.jsonl")
-    row = Row(("",), grid_recipe(0.3, 0.1))
-    store_run(store, row.recipe, 100.0, best_epoch=6)
-    assert _epochs_to_all(outcomes(HEAT.tables, row, store)[0]) == 6
-    store_run(store, replace(row.recipe, seed=1), 99.9)
-    assert np.isnan(_epochs_to_all(outcomes(HEAT.tables, row, store)[0]))
-
-
 def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs.jsonl")
     row = Row(("net",), HeatRecipe(), (PublishedResult("rmse_z", 316.0, 0.0, None, "Table 3"),))

@@ -62,15 +62,6 @@ def test_results_are_found_again_by_seed(tmp_path: Path) -> None:
     assert [result["seed"] for result in RunStore(tmp_path / "runs.jsonl").read_all_seeds(other)] == [1]
 
 
-def test_references_stand_beside_runs(tmp_path: Path) -> None:
-    store = RunStore(tmp_path / "runs.jsonl")
-    store.write_reference("persistence", {"label": "Persistence"})
-    key = store_run(store, HeatRecipe())
-    again = RunStore(tmp_path / "runs.jsonl")
-    assert again.read_reference("persistence") == {"label": "Persistence"} and again.read_reference("other") is None
-    assert list(again.runs()) == [key]
-
-
 def test_a_run_that_is_stored_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     store_run(RunStore(path), HeatRecipe())

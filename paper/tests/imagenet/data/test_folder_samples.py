@@ -14,11 +14,9 @@ from smoe_paper.imagenet.folders import (
     MEAN,
     STD,
     AugmentedFolderImages,
-    FolderImages,
     evaluation_view,
     find_class_folders,
     normalised,
-    read_image,
     training_view,
 )
 from smoe_paper.imagenet.recipes import Augmentation
@@ -82,22 +80,6 @@ def test_reading_processes_draw_the_same(tmp_path: Path) -> None:
     for (images, shares), indices in zip(loader, batches, strict=True):
         expected = samples.__getitems__(indices)
         assert torch.equal(images, expected[0]) and torch.equal(shares, expected[1])
-
-
-def test_nothing_mixed_has_plain_classes(tmp_path: Path) -> None:
-    images = find_class_folders(write_folders(tmp_path))
-    views, labels = AugmentedFolderImages(images, 8, PLAIN, seed=0).__getitems__([0, 4, 11])
-    assert views.shape == (3, 3, 8, 8)
-    assert labels.tolist() == [0, 1, 2] and labels.dtype == torch.int64
-
-
-def test_evaluation_samples(tmp_path: Path) -> None:
-    images = find_class_folders(write_folders(tmp_path))
-    samples = FolderImages(images, 20, 16)
-    views, labels = samples.__getitems__([1, 11])
-    assert labels.tolist() == [0, 2]
-    assert torch.equal(views[1], evaluation_view(read_image(images.path(11)), 20, 16))
-    assert torch.equal(samples[1][0], views[0])
 
 
 @pytest.mark.parametrize(
