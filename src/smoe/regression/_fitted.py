@@ -74,30 +74,21 @@ _DROPPED = ("bounds", "ancillary_variables", "cell_measures", "coordinates", "ac
 
 @dataclass(frozen=True)
 class OutputLayout:
-    """Layout of predictions, from the targets of the training.
+    """Layout of predictions, from the targets of the training."""
 
-    Attributes:
-        variables: Name, number of levels (0 for none), dimensions without time, and attributes of each target.
-        coordinates: Dimensions, values and attributes of each coordinate that does not depend on time.
-        mappings: Attributes of grid mapping variables.
-        time: Name of the time dimension and attributes of its coordinate.
-        orientation: Order of rows and columns.
-        attributes: Attributes of the data set.
-        is_array: Whether a single array was given.
-        mesh: Dimension of the nodes in the file of the targets, and the variables of their mesh, as for `coordinates`;
-            None for a grid.
-        months: Where in its month each time of monthly targets lies; None for others.
-    """
-
+    # name, number of levels (0 for none), dimensions without time, and attributes of each target
     variables: tuple[tuple[str, int, tuple[str, ...], Attributes], ...]
+    # dimensions, values and attributes of each coordinate that does not depend on time
     coordinates: dict[str, Described]
-    mappings: dict[str, Attributes]
-    time: tuple[str, Attributes]
-    orientation: Orientation
-    attributes: Attributes
-    is_array: bool
+    mappings: dict[str, Attributes]  # attributes of grid mapping variables
+    time: tuple[str, Attributes]  # name of the time dimension and attributes of its coordinate
+    orientation: Orientation  # order of rows and columns
+    attributes: Attributes  # attributes of the data set
+    is_array: bool  # whether a single array was given
+    # dimension of the nodes in the file of the targets, and the variables of their mesh, as for `coordinates`;
+    # None for a grid
     mesh: tuple[str, dict[str, Described]] | None = None
-    months: MonthTimes | None = None
+    months: MonthTimes | None = None  # where in its month each time of monthly targets lies; None for others
 
     @classmethod
     def of(cls, source: FieldSource, *, is_array: bool) -> OutputLayout:
@@ -203,76 +194,45 @@ Kept = Literal["ladder", "net", "plain", "alone"]
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What a fitted regressor consists of beside its nets.
+    """What a fitted regressor consists of beside its nets."""
 
-    Attributes:
-        options: Options that it was fitted with.
-        ladder: Simple models.
-        base: The rung of it that the nets correct.
-        shares: Share of each net in what predicts, `(K,)`; the base has the rest.
-        spread: How the errors of the base are distributed.
-        validation: Objective in the validation part, as a share of the base's, of the nets and rungs.
-        verdict: What predicts, and what the nets add to the simple models, in one line.
-        shape: What the nets are made for.
-        has_own_net: Whether the net is a module of the user's own.
-        input_channels: Channels of the inputs, static ones among them.
-        target_channels: Channels of the targets.
-        grid: Grid of both.
-        layout: Layout of predictions.
-        static: Values of the static inputs, `(C', H, W)`.
-        input_mask: Pixels where inputs had no value at any time, `(C, H, W)`.
-        lead_scale: Seconds that the channel of lead times is divided by; None without such a channel.
-        calendar: Calendar of the times.
-        periods: Periods of the splits, as text.
-        bounds: First second of each of them, and the first one after it.
-        records: Records of the training of `model` and `plain`, epoch by epoch.
-        trained: First second of the times of the training samples, and the first one after them.
-        samples: Number of samples of each split, and of those that were left out, by the reason.
-        notes: What was noted of the data of the fit, and what looked wrong in them.
-        weakness: What must be said if a simple prediction is better in the validation period; None if none is.
-    """
-
-    options: RegressorOptions
-    ladder: Ladder
-    base: str
-    shares: dict[str, np.ndarray]
-    spread: Spread
+    options: RegressorOptions  # options that it was fitted with
+    ladder: Ladder  # simple models
+    base: str  # the rung of it that the nets correct
+    shares: dict[str, np.ndarray]  # share of each net in what predicts, `(K,)`; the base has the rest
+    spread: Spread  # how the errors of the base are distributed
+    # objective in the validation part, as a share of the base's, of the nets and rungs
     validation: dict[str, float | None]
-    verdict: str
-    shape: NetShape
-    has_own_net: bool
-    input_channels: tuple[Channel, ...]
-    target_channels: tuple[Channel, ...]
-    grid: HorizontalGrid | NodeGrid
-    layout: OutputLayout
-    static: np.ndarray
-    input_mask: np.ndarray
-    lead_scale: float | None
-    calendar: str
-    periods: dict[str, str]
-    bounds: dict[str, tuple[int, int]]
-    records: dict[str, list[dict[str, Any]]]
-    trained: tuple[int, int]
-    samples: dict[str, int]
-    notes: tuple[str, ...]
+    verdict: str  # what predicts, and what the nets add to the simple models, in one line
+    shape: NetShape  # what the nets are made for
+    has_own_net: bool  # whether the net is a module of the user's own
+    input_channels: tuple[Channel, ...]  # channels of the inputs, static ones among them
+    target_channels: tuple[Channel, ...]  # channels of the targets
+    grid: HorizontalGrid | NodeGrid  # grid of both
+    layout: OutputLayout  # layout of predictions
+    static: np.ndarray  # values of the static inputs, `(C', H, W)`
+    input_mask: np.ndarray  # pixels where inputs had no value at any time, `(C, H, W)`
+    lead_scale: float | None  # seconds that the channel of lead times is divided by; None without such a channel
+    calendar: str  # calendar of the times
+    periods: dict[str, str]  # periods of the splits, as text
+    bounds: dict[str, tuple[int, int]]  # first second of each of them, and the first one after it
+    records: dict[str, list[dict[str, Any]]]  # records of the training of `model` and `plain`, epoch by epoch
+    trained: tuple[int, int]  # first second of the times of the training samples, and the first one after them
+    samples: dict[str, int]  # number of samples of each split, and of those that were left out, by the reason
+    notes: tuple[str, ...]  # what was noted of the data of the fit, and what looked wrong in them
+    # what must be said if a simple prediction is better in the validation period; None if none is
     weakness: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted(Learned):
-    """A fitted regressor.
+    """A fitted regressor."""
 
-    Attributes:
-        net: Trained SMoE net, or the user's own net; for a simple model, one that adds nothing.
-        plain: Plain net of the same size, if one was fitted beside it.
-        alone: Plain net of the same size that does not know the simple models, if one was fitted.
-        mesh: Mesh that the nodes of the grid belong to; None for a grid.
-    """
-
-    net: Regression
-    plain: Regression | None = None
+    net: Regression  # trained SMoE net, or the user's own net; for a simple model, one that adds nothing
+    plain: Regression | None = None  # plain net of the same size, if one was fitted beside it
+    # plain net of the same size that does not know the simple models, if one was fitted
     alone: Regression | None = None
-    mesh: Mesh | None = None
+    mesh: Mesh | None = None  # mesh that the nodes of the grid belong to; None for a grid
 
     @property
     def dynamic_variables(self) -> list[str]:

@@ -27,23 +27,14 @@ COMBINATION = "combination of simple models"
 
 @dataclass(frozen=True)
 class TimeBasis:
-    """Columns of time: a constant, harmonics of the year and of the day, their products, and a trend.
+    """Columns of time: a constant, harmonics of the year and of the day, their products, and a trend."""
 
-    Attributes:
-        year: Harmonics of the year.
-        day: Harmonics of the day.
-        trend: Whether a straight line in time is among them.
-        calendar: Calendar of the times.
-        origin: Second at which the line is zero.
-        scale: Seconds in which it rises by one.
-    """
-
-    year: int = 0
-    day: int = 0
-    trend: bool = False
-    calendar: str = "standard"
-    origin: float = 0.0
-    scale: float = 1.0
+    year: int = 0  # harmonics of the year
+    day: int = 0  # harmonics of the day
+    trend: bool = False  # whether a straight line in time is among them
+    calendar: str = "standard"  # calendar of the times
+    origin: float = 0.0  # second at which the line is zero
+    scale: float = 1.0  # seconds in which it rises by one
 
     def phases(self, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Phase of the year and of the day, radians."""
@@ -78,42 +69,25 @@ class TimeBasis:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns a regression has beside those of time.
+    """Which columns a regression has beside those of time."""
 
-    Attributes:
-        channels: Inputs at the pixel.
-        ring_channels: Inputs around it.
-        rings: Distances of the eight pixels around it.
-        components: Number of patterns of the whole area.
-        seasonal: Inputs whose product with the seasons is a column.
-        has_lead: Whether the lead time, and its products with the inputs at the pixel, are columns.
-    """
-
-    channels: tuple[int, ...] = ()
-    ring_channels: tuple[int, ...] = ()
-    rings: tuple[int, ...] = ()
-    components: int = 0
-    seasonal: tuple[int, ...] = ()
-    has_lead: bool = False
+    channels: tuple[int, ...] = ()  # inputs at the pixel
+    ring_channels: tuple[int, ...] = ()  # inputs around it
+    rings: tuple[int, ...] = ()  # distances of the eight pixels around it
+    components: int = 0  # number of patterns of the whole area
+    seasonal: tuple[int, ...] = ()  # inputs whose product with the seasons is a column
+    has_lead: bool = False  # whether the lead time, and its products with the inputs at the pixel, are columns
 
 
 @dataclass(frozen=True)
 class Anomalies:
-    """Departure of the inputs from their climatology, in standard deviations of each pixel.
+    """Departure of the inputs from their climatology, in standard deviations of each pixel."""
 
-    Attributes:
-        basis: Columns of time.
-        climatology: Coefficients, `(p, C, P)`.
-        scale: Standard deviations, `(C, P)`.
-        area: Share of each pixel in the mean over the area, `(C, P)`.
-        range: Lowest and highest mean over the area that samples as those that were fitted may have, `(2, C)`.
-    """
-
-    basis: TimeBasis
-    climatology: np.ndarray
-    scale: np.ndarray
-    area: np.ndarray
-    range: np.ndarray
+    basis: TimeBasis  # columns of time
+    climatology: np.ndarray  # coefficients, `(p, C, P)`
+    scale: np.ndarray  # standard deviations, `(C, P)`
+    area: np.ndarray  # share of each pixel in the mean over the area, `(C, P)`
+    range: np.ndarray  # lowest and highest mean over the area that samples as those that were fitted may have, `(2, C)`
 
     def __call__(self, inputs: np.ndarray, starts: np.ndarray, pixels: np.ndarray | slice) -> np.ndarray:
         """Of inputs `(N, C, n)` at some pixels, float32; 0 where a value is missing."""
@@ -146,15 +120,10 @@ def pixel_chunks(num_pixels: int, values_of_one: int) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Patterns:
-    """Main patterns of the inputs over some pixels of the area: empirical orthogonal functions.
+    """Main patterns of the inputs over some pixels of the area: empirical orthogonal functions."""
 
-    Attributes:
-        pixels: The pixels, `(S,)`.
-        vectors: Patterns, of unit spread in the training, `(m, C * S)`.
-    """
-
-    pixels: np.ndarray
-    vectors: np.ndarray
+    pixels: np.ndarray  # the pixels, `(S,)`
+    vectors: np.ndarray  # patterns, of unit spread in the training, `(m, C * S)`
 
     def __call__(self, anomalies: np.ndarray) -> np.ndarray:
         """Components `(N, m)` of anomalies at the pixels, `(N, C, S)`."""
@@ -224,35 +193,23 @@ class Design:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Simple models, fitted.
+    """Simple models, fitted."""
 
-    Attributes:
-        statistics: Statistics of the training part.
-        is_dynamic: Inputs that depend on time, `(C,)`; regressions have these only.
-        design: Columns of the regressions.
-        target_mean: Mean of each target and pixel, `(K, P)`.
-        target_scale: Spread of the same.
-        passed: Input whose level is passed on to each target where it has moved, or -1, `(K,)`.
-        coefficients: Coefficients of all columns by the names of the regressions, `(p, K, P)`.
-        mean_error: Mean of target less reference; NaN for targets without one, `(K, P)`.
-        weights: Weight of each rung in the combination, of each target, `(K,)`.
-        spreads: Standard deviation of the errors at times that were not fitted, of each rung, `(K, P)`.
-        errors: Their root mean square, of each rung and target, `(K,)`.
-        best: The rung that was best, or the combination.
-    """
-
-    statistics: Statistics
-    is_dynamic: np.ndarray
-    design: Design
-    target_mean: np.ndarray
-    target_scale: np.ndarray
-    passed: np.ndarray
-    coefficients: dict[str, np.ndarray]
-    mean_error: np.ndarray
+    statistics: Statistics  # statistics of the training part
+    is_dynamic: np.ndarray  # inputs that depend on time, `(C,)`; regressions have these only
+    design: Design  # columns of the regressions
+    target_mean: np.ndarray  # mean of each target and pixel, `(K, P)`
+    target_scale: np.ndarray  # spread of the same
+    passed: np.ndarray  # input whose level is passed on to each target where it has moved, or -1, `(K,)`
+    coefficients: dict[str, np.ndarray]  # coefficients of all columns by the names of the regressions, `(p, K, P)`
+    mean_error: np.ndarray  # mean of target less reference; NaN for targets without one, `(K, P)`
+    # weight of each rung in the combination, of each target, `(K,)`
     weights: dict[str, np.ndarray] = field(default_factory=dict)
+    # standard deviation of the errors at times that were not fitted, of each rung, `(K, P)`
     spreads: dict[str, np.ndarray] = field(default_factory=dict)
+    # their root mean square, of each rung and target, `(K,)`
     errors: dict[str, np.ndarray] = field(default_factory=dict)
-    best: str = CLIMATOLOGY
+    best: str = CLIMATOLOGY  # the rung that was best, or the combination
 
     @property
     def rungs(self) -> list[str]:
@@ -349,21 +306,14 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Spread:
-    """How errors are distributed at times that were not fitted.
+    """How errors are distributed at times that were not fitted."""
 
-    Attributes:
-        pixels: Standard deviation at each pixel, `(K, H, W)`.
-        seasons: Factor of it in each month, or in each three hours where there is no year, `(S, K)`.
-        offsets: Numbers that the objective asks for, in units of both, `(K, n)`: quantiles, or a factor of the spread.
-        widen: Factor of the width of intervals that nets have changed, `(K,)`.
-        basis: Columns of time.
-    """
-
-    pixels: np.ndarray
-    seasons: np.ndarray
+    pixels: np.ndarray  # standard deviation at each pixel, `(K, H, W)`
+    seasons: np.ndarray  # factor of it in each month, or in each three hours where there is no year, `(S, K)`
+    # numbers that the objective asks for, in units of both, `(K, n)`: quantiles, or a factor of the spread
     offsets: np.ndarray
-    widen: np.ndarray
-    basis: TimeBasis
+    widen: np.ndarray  # factor of the width of intervals that nets have changed, `(K,)`
+    basis: TimeBasis  # columns of time
 
     @staticmethod
     def parts(valid: np.ndarray, basis: TimeBasis) -> np.ndarray:

@@ -50,29 +50,17 @@ _MOST_CHOICE_PIXELS, _MOST_PATTERN_VALUES, _MOST_RING_CHANNELS = 200, 1200, 4
 
 @dataclass(frozen=True)
 class LadderData:
-    """Samples that a ladder is fitted to; pixels are flat.
+    """Samples that a ladder is fitted to; pixels are flat."""
 
-    Attributes:
-        inputs: Inputs that depend on time, `(N, C, P)`; an array or a view of one.
-        input_rows: Row of each sample in it.
-        targets: Targets, `(M, K, P)`.
-        target_rows: Row of each sample in it.
-        starts: Times of the inputs, seconds.
-        valid: Times of the targets.
-        calendar: Their calendar.
-        block: Block of each sample; the last one is the validation period.
-        lead: Lead time of each sample where they differ, else None.
-    """
-
-    inputs: np.ndarray
-    input_rows: np.ndarray
-    targets: np.ndarray
-    target_rows: np.ndarray
-    starts: np.ndarray
-    valid: np.ndarray
-    calendar: str
-    block: np.ndarray
-    lead: np.ndarray | None = None
+    inputs: np.ndarray  # inputs that depend on time, `(N, C, P)`; an array or a view of one
+    input_rows: np.ndarray  # row of each sample in it
+    targets: np.ndarray  # targets, `(M, K, P)`
+    target_rows: np.ndarray  # row of each sample in it
+    starts: np.ndarray  # times of the inputs, seconds
+    valid: np.ndarray  # times of the targets
+    calendar: str  # their calendar
+    block: np.ndarray  # block of each sample; the last one is the validation period
+    lead: np.ndarray | None = None  # lead time of each sample where they differ, else None
 
     def x(self, pixels: np.ndarray) -> np.ndarray:
         """Inputs at some pixels, `(N, C, n)`."""
@@ -319,19 +307,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class FittedLadders:
-    """Ladders of one choice of columns.
+    """Ladders of one choice of columns."""
 
-    Attributes:
-        train: Fitted to the training period.
-        blocks: Each fitted without one block of it.
-        all: Fitted to the training and the validation period.
-        block: Block of each training sample.
-    """
-
-    train: Ladder
-    blocks: list[Ladder]
-    all: Ladder
-    block: np.ndarray
+    train: Ladder  # fitted to the training period
+    blocks: list[Ladder]  # each fitted without one block of it
+    all: Ladder  # fitted to the training and the validation period
+    block: np.ndarray  # block of each training sample
 
 
 class LadderFit:

@@ -186,21 +186,13 @@ _START = 0.01
 
 @dataclass(frozen=True)
 class NetShape:
-    """What a net is made for.
+    """What a net is made for."""
 
-    Attributes:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        grid: Rows and columns.
-        closes_circle: Whether the columns close a circle.
-        num_targets: Targets that the output channels belong to.
-    """
-
-    in_channels: int
-    out_channels: int
-    grid: tuple[int, int]
-    closes_circle: bool
-    num_targets: int
+    in_channels: int  # channels of the input
+    out_channels: int  # channels of the output
+    grid: tuple[int, int]  # rows and columns
+    closes_circle: bool  # whether the columns close a circle
+    num_targets: int  # targets that the output channels belong to
 
     @property
     def padding_mode(self) -> PaddingMode:

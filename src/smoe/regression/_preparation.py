@@ -85,29 +85,17 @@ _FEWEST_SAMPLES = 2
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data that are ready for training.
+    """Data that are ready for training."""
 
-    Attributes:
-        inputs: Source of the inputs.
-        targets: Source of the targets.
-        splits: Samples named `train`, `validation` and `test`, if there is one.
-        periods: The periods of the splits but `train`, and of `train` if it was given.
-        statistics: Statistics of the training samples.
-        lead_scale: Seconds that the channel of lead times is divided by; None without such a channel.
-        samples: Number of samples of each split, and of those that are left out, by the reason.
-        notes: What a user should know of the data.
-        warnings: What looks wrong in them.
-    """
-
-    inputs: FieldSource
-    targets: FieldSource
-    splits: Mapping[str, GridSamples]
-    periods: Mapping[str, Period]
-    statistics: Statistics
-    lead_scale: float | None
-    samples: dict[str, int]
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
+    inputs: FieldSource  # source of the inputs
+    targets: FieldSource  # source of the targets
+    splits: Mapping[str, GridSamples]  # samples named `train`, `validation` and `test`, if there is one
+    periods: Mapping[str, Period]  # the periods of the splits but `train`, and of `train` if it was given
+    statistics: Statistics  # statistics of the training samples
+    lead_scale: float | None  # seconds that the channel of lead times is divided by; None without such a channel
+    samples: dict[str, int]  # number of samples of each split, and of those that are left out, by the reason
+    notes: tuple[str, ...]  # what a user should know of the data
+    warnings: tuple[str, ...]  # what looks wrong in them
 
 
 def _ignore(text: str) -> None:
@@ -454,24 +442,16 @@ def _without_gaps(pairs: Pairs, inputs: FieldTable, targets: FieldTable) -> Pair
 
 @dataclass(frozen=True)
 class Statistics:
-    """Numbers from the training part alone; C inputs, K targets.
+    """Numbers from the training part alone; C inputs, K targets."""
 
-    Attributes:
-        input_mean: Mean of each input at each pixel, float32, `(C, H, W)`; of a static input, over the grid.
-        input_std: Spread of the same.
-        input_fill: What replaces missing values: the mean of the pixel; where there is none, the mean of the target
-            that continues the input, else of the channel.
-        mean_error: Mean of target less reference at each pixel; NaN for targets without one, `(K, H, W)`.
-        reference: Input that each target continues, or -1, `(K,)`.
-        target_mask: Pixels where targets have values, `(K, H, W)`.
-    """
-
-    input_mean: np.ndarray
-    input_std: np.ndarray
+    input_mean: np.ndarray  # mean of each input at each pixel, float32, `(C, H, W)`; of a static input, over the grid
+    input_std: np.ndarray  # spread of the same
+    # what replaces missing values: the mean of the pixel; where there is none, the mean of the target that
+    # continues the input, else of the channel
     input_fill: np.ndarray
-    mean_error: np.ndarray
-    reference: np.ndarray
-    target_mask: np.ndarray
+    mean_error: np.ndarray  # mean of target less reference at each pixel; NaN for targets without one, `(K, H, W)`
+    reference: np.ndarray  # input that each target continues, or -1, `(K,)`
+    target_mask: np.ndarray  # pixels where targets have values, `(K, H, W)`
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -260,40 +260,25 @@ SMOE = "SMoE net"
 
 @dataclass(frozen=True)
 class ComparedBatch:
-    """Truths of some samples and what is predicted for them.
+    """Truths of some samples and what is predicted for them."""
 
-    Attributes:
-        truth: Truths in the units of the targets, `(N, K, H, W)`; NaN where they have no value.
-        nets: Predictions `(N, K, n, H, W)` of the `model`, and of the nets that were fitted beside it.
-        simple: Predictions `(N, K, n, H, W)` of simple models, by their names in a table.
-        inputs: Inputs in their own units, `(N, C, H, W)`.
-        valid: Times of the targets in seconds, `(N,)`.
-    """
-
-    truth: np.ndarray
+    truth: np.ndarray  # truths in the units of the targets, `(N, K, H, W)`; NaN where they have no value
+    # predictions `(N, K, n, H, W)` of the `model`, and of the nets that were fitted beside it
     nets: dict[str, np.ndarray]
-    simple: dict[str, np.ndarray]
-    inputs: np.ndarray
-    valid: np.ndarray
+    simple: dict[str, np.ndarray]  # predictions `(N, K, n, H, W)` of simple models, by their names in a table
+    inputs: np.ndarray  # inputs in their own units, `(N, C, H, W)`
+    valid: np.ndarray  # times of the targets in seconds, `(N,)`
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Samples to score.
+    """Samples to score."""
 
-    Attributes:
-        inputs: Source of the inputs.
-        targets: Source of the targets.
-        pairs: The samples.
-        period: What they are, in words.
-        notes: What must be said of them.
-    """
-
-    inputs: FieldSource
-    targets: FieldSource
-    pairs: Pairs
-    period: str
-    notes: tuple[str, ...]
+    inputs: FieldSource  # source of the inputs
+    targets: FieldSource  # source of the targets
+    pairs: Pairs  # the samples
+    period: str  # what they are, in words
+    notes: tuple[str, ...]  # what must be said of them
 
 
 def open_scored(fitted: Fitted, x: Any, y: Any, period: Any = None, open_options: OpenOptions | None = None) -> Scored:

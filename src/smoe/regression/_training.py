@@ -227,21 +227,13 @@ _MOST_PIXELS, _PRIOR_TIMES = 300, 6.0
 
 @dataclass(frozen=True)
 class BaseFields:
-    """A simple model's predictions at times that it was not fitted to.
+    """A simple model's predictions at times that it was not fitted to."""
 
-    Attributes:
-        name: The simple model.
-        train: Predictions of the training samples, `(N, K, H, W)`.
-        validation: Predictions of the validation samples.
-        spread: How its errors are distributed.
-        scale: Standard deviation of the errors over all pixels, `(K,)`.
-    """
-
-    name: str
-    train: np.ndarray
-    validation: np.ndarray
-    spread: Spread
-    scale: np.ndarray
+    name: str  # the simple model
+    train: np.ndarray  # predictions of the training samples, `(N, K, H, W)`
+    validation: np.ndarray  # predictions of the validation samples
+    spread: Spread  # how its errors are distributed
+    scale: np.ndarray  # standard deviation of the errors over all pixels, `(K,)`
 
     @classmethod
     def of(cls, ladders: FittedLadders, prepared: Prepared, name: str, options: RegressorOptions) -> BaseFields:
