@@ -24,9 +24,9 @@ from smoe.regression._ladder_fit import LadderFit
 from smoe.regression._nets import NetShape, make_net
 from smoe.regression._options import RegressorOptions
 from smoe.regression._preparation import prepare
-from smoe.regression._regressor import make_objective, write_predictions
+from smoe.regression._regressor import write_predictions
 from smoe.regression._scores import PLAIN, SMOE
-from smoe.regression._training import BaseFields, NetSamples, train_net
+from smoe.regression._training import BaseFields, GridObjective, NetSamples, train_net
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory, RunError
 
@@ -125,7 +125,7 @@ def test_blocks_are_written_as_the_whole(tmp_path: Path, suffix: str, objective:
     whole = smoe.GridRegressor(objective=objective, **options).fit(x, y).predict(x)
     # Room for a few fields: many blocks, of whole chunks and all lead times.
     model = smoe.GridRegressor(objective=objective, max_memory_gb=2e-5, **options).fit(tmp_path / "x.zarr", y)
-    assert len(list(model.predict_blocks(tmp_path / "x.zarr"))) > 3
+    assert len(model.predict(tmp_path / "x.zarr", lazy=True)["t2m"].chunks[0]) > 3
     (output,) = write_predictions(model, str(tmp_path / "x.zarr"), tmp_path / f"out{suffix}")
     engine = "netcdf4" if suffix == ".nc" else "zarr"
     with xr.open_dataset(output, engine=engine, decode_timedelta=False) as written:
@@ -223,7 +223,7 @@ def test_a_signal_after_the_last_epoch_stops_the_fit_before_the_plain_net(folder
         name: NetSamples(prepared.splits[name], ladders.train, values, base.scale, is_own=True)
         for name, values in (("train", base.train), ("validation", base.validation))
     }
-    objective = make_objective(prepared, options)
+    objective = GridObjective(options, np.ones(shape))
     run = RunDirectory(tmp_path / "training")
     with pytest.raises(Interrupted):
         train_net(net, splits, objective, options, directory=run, reporter=StopAtTheEnd())

@@ -189,6 +189,12 @@ def plain_attributes(attributes: Any) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if not isinstance(value, float) or np.isfinite(value)}
 
 
+def pixel_weights(grid: HorizontalGrid, options: RegressorOptions) -> np.ndarray:
+    """Weight of each pixel in the objective and the scores, `(H, W)`."""
+    weights = grid.area_weights() if options.area_weights else None
+    return np.ones(grid.shape) if weights is None else weights
+
+
 Kept = Literal["ladder", "net", "plain", "alone"]
 
 
@@ -252,8 +258,7 @@ class Fitted(Learned):
     @property
     def pixel_weights(self) -> np.ndarray:
         """Weight of each pixel in the scores, `(H, W)`."""
-        weights = self.grid.area_weights() if self.options.area_weights else None
-        return np.ones(self.grid.shape) if weights is None else weights
+        return pixel_weights(self.grid, self.options)
 
     @property
     def nets(self) -> dict[str, Regression]:

@@ -151,32 +151,16 @@ def mesh_of_targets(dataset: Any, grid: HorizontalGrid, own_net: nn.Module | Non
 
 
 def make_mesh_module(
-    name: NetName,
-    mesh: Mesh,
-    in_channels: int,
-    out_channels: int,
-    *,
-    filters: int,
-    num_blocks: int,
-    num_experts: float | None,
+    name: NetName, mesh: Mesh, shape: NetShape, *, filters: int, num_blocks: int, num_experts: float | None
 ) -> nn.Module:
     """A net of SMoE layers on a mesh, or a plain one where `num_experts` is None."""
+    channels = shape.in_channels, shape.out_channels
     if name == "layer" and num_experts is not None:
-        return SummedMeshLayer(
-            mesh,
-            in_channels,
-            out_channels,
-            num_selected=filters,
-            num_experts=max(filters, round(filters * num_experts)),
-        )
+        total = max(filters, round(filters * num_experts))
+        return SummedMeshLayer(mesh, *channels, num_selected=filters, num_experts=total)
+    num_blocks = 1 if name == "layer" else num_blocks
     return MeshNet(
-        mesh,
-        in_channels,
-        out_channels,
-        filters=filters,
-        num_experts=num_experts,
-        num_blocks=1 if name == "layer" else num_blocks,
-        layers=_LAYERS.get(name),
+        mesh, *channels, filters=filters, num_experts=num_experts, num_blocks=num_blocks, layers=_LAYERS.get(name)
     )
 
 
@@ -320,9 +304,8 @@ def make_net(shape: NetShape, options: RegressorOptions, mesh: Mesh | None = Non
         return Regression(Nothing(shape), shape, local_affine=False)
     if mesh is not None:
         net = make_mesh_module(
-            name, mesh, shape.in_channels, shape.out_channels, filters=filters, num_blocks=options.num_blocks,
-            num_experts=num_experts,
-        )  # fmt: skip
+            name, mesh, shape, filters=filters, num_blocks=options.num_blocks, num_experts=num_experts
+        )
     elif name == "layer":
         net = SummedExperts(shape, filters, max(1, round(filters * num_experts)))
     else:
@@ -352,9 +335,7 @@ def make_plain_net(
 
 def _make_plain(name: NetName, shape: NetShape, filters: int, num_blocks: int, mesh: Mesh | None = None) -> nn.Module:
     if mesh is not None:
-        return make_mesh_module(
-            name, mesh, shape.in_channels, shape.out_channels, filters=filters, num_blocks=num_blocks, num_experts=None
-        )
+        return make_mesh_module(name, mesh, shape, filters=filters, num_blocks=num_blocks, num_experts=None)
     return PaddedUNet(shape, filters) if name == "unet" else ResNet(shape, filters, num_blocks)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor
 from smoe.errors import DataError
 from smoe.gridded import (
     FieldSource,
+    Lead,
     block_rows,
     describe_position,
     import_xarray,
@@ -154,18 +154,36 @@ def _warn_of_far_values(fitted: Fitted, inputs: np.ndarray) -> None:
             )
 
 
-def iterate_predictions(fitted: Fitted, source: FieldSource) -> Iterator[xr.Dataset]:
-    """Predictions for all times of a source, a block of times at once."""
-    step = _block_size(fitted, source)
-    for first in range(0, source.num_positions, step):
-        yield predict_positions(fitted, source, np.arange(first, min(first + step, source.num_positions)))
+def predict_lazily(fitted: Fitted, source: FieldSource) -> xr.Dataset:
+    """Predictions for all times of a source as dask arrays: blocks of times are computed when they are needed."""
+    import dask.array
+
+    like = predict_positions(fitted, source, np.arange(source.num_leads))
+    if source.labels is None:
+        return like
+    # No block holds two years, which may be written to two files.
+    years = np.repeat(source.labels.months(source.labels.seconds) // 12, source.num_leads)
+    firsts = [np.arange(0, len(years), _block_size(fitted, source)), np.flatnonzero(np.diff(years)) + 1]
+    edges = [*np.unique(np.concatenate(firsts)).tolist(), len(years)]
+    # The function knows the model: of arguments dask would look for arrays of its own.
+    predict: Any = dask.delayed(lambda first, last: predict_positions(fitted, source, np.arange(first, last)))
+    blocks = [(predict(first, last), (last - first) // source.num_leads) for first, last in itertools.pairwise(edges)]
+    coordinates, (dim, *_), _ = sample_coordinates(fitted, source, np.arange(len(years)))
+    coordinates |= _lead_coordinates(fitted, source, np.arange(len(years)))
+
+    def joined(name: str, array: xr.DataArray) -> Any:
+        parts = [dask.array.from_delayed(each[name].values, (n, *array.shape[1:]), array.dtype) for each, n in blocks]
+        return array.dims, dask.array.concatenate(parts), array.attrs
+
+    fields = {name: joined(str(name), each) if dim in each.dims else each for name, each in like.data_vars.items()}
+    steady = {name: each for name, each in like.coords.items() if dim not in each.dims}
+    return import_xarray().Dataset(fields, steady | coordinates, like.attrs)
 
 
 def _block_size(fitted: Fitted, source: FieldSource) -> int:
     """Positions that are read at once: whole chunks of the file and all lead times, as far as memory allows."""
-    num_leads = 1 if source.lead_times is None else len(source.lead_times)
     rows = block_rows(source, memory_limit(fitted.options) // 8)
-    return max(num_leads, rows // num_leads * num_leads)
+    return max(source.num_leads, rows // source.num_leads * source.num_leads)
 
 
 def predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> xr.Dataset:
@@ -191,30 +209,40 @@ def predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarray
 
 def _along_leads(fitted: Fitted, dataset: xr.Dataset, source: FieldSource, positions: np.ndarray) -> xr.Dataset:
     """Predictions of several leads in one dimension `lead_time`, beside the times of the inputs."""
-    xr, labels, time = import_xarray(), source.labels, fitted.layout.time[0]
-    assert labels is not None
-    leads = fitted.options.leads
-    starts = labels.seconds[positions]
-    valid = [_valid_seconds(fitted, source, positions, lead) for lead in leads]
+    leads, time = fitted.options.leads, fitted.layout.time[0]
     names = dict.fromkeys(each.variable for each in without_lead(fitted.target_channels, fitted.options))
     ends = ["", "_spread"] if fitted.options.objective == "gaussian" else [""]
-    joined = {}
-    for name in [name + end for name in names for end in ends]:
-        base, end = (name.removesuffix("_spread"), "_spread") if name not in names else (name, "")
-        parts = [dataset[lead_name(base, lead) + end] for lead in leads]
-        joined[name] = xr.concat(parts, "lead_time", coords="minimal", compat="override").transpose(time, ...)
-    used = [lead_name(name, lead) + end for name in names for lead in leads for end in ends]
-    parsed = [parse_lead(lead) for lead in leads]
-    # Months of 30 days.
-    hours = [each.seconds / 3600.0 + 720.0 * each.months for each in parsed]
-    coordinates = {
-        time: ((time,), labels.coordinate(starts, positions), {"standard_name": "forecast_reference_time"}),
-        "lead_time": (("lead_time",), hours, {"standard_name": "forecast_period", "units": "hours"}),
-        "valid_time": (
-            (time, "lead_time"), np.stack([labels.coordinate(each) for each in valid], 1), {"standard_name": "time"}
-        ),
-    }  # fmt: skip
-    return dataset.drop_vars(used).assign(joined).assign_coords(coordinates)
+    joined, used = {}, []
+    for name, end in itertools.product(names, ends):
+        parts = [lead_name(name, lead) + end for lead in leads]
+        used += parts
+        whole = import_xarray().concat(
+            [dataset[part] for part in parts], "lead_time", coords="minimal", compat="override"
+        )
+        joined[name + end] = whole.transpose(time, ...)
+    return dataset.drop_vars(used).assign(joined).assign_coords(_lead_coordinates(fitted, source, positions))
+
+
+def _lead_coordinates(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> dict[str, Any]:
+    """Times of the inputs, lead times and valid times where there are several leads."""
+    labels, time, leads = source.labels, fitted.layout.time[0], fitted.options.leads
+    if labels is None or len(leads) < 2:
+        return {}
+    valid = [labels.coordinate(_valid_seconds(fitted, source, positions, lead)) for lead in leads]
+    starts = labels.coordinate(labels.seconds[positions], positions)
+    return {
+        time: ((time,), starts, {"standard_name": "forecast_reference_time"}),
+        "lead_time": (("lead_time",), [lead_hours(parse_lead(lead)) for lead in leads], LEAD_ATTRIBUTES),
+        "valid_time": ((time, "lead_time"), np.stack(valid, 1), {"standard_name": "time"}),
+    }
+
+
+LEAD_ATTRIBUTES = {"standard_name": "forecast_period", "units": "hours"}
+
+
+def lead_hours(lead: Lead) -> float:
+    """A lead in hours, months of 30 days."""
+    return lead.seconds / 3600.0 + 720.0 * lead.months
 
 
 def sample_times(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> Times:
@@ -267,69 +295,16 @@ def sample_coordinates(
         begin: ((begin,), labels.coordinate(seconds, starts), {"standard_name": "forecast_reference_time"})
     }
     hours = source.lead_times / 3600.0
-    lead_attributes = {"standard_name": "forecast_period", "units": "hours"}
     if source.axes.lead is None:
-        coordinates[lead] = ((), hours[0], lead_attributes)
+        coordinates[lead] = ((), hours[0], LEAD_ATTRIBUTES)
         valid = labels.coordinate(seconds + source.lead_times[0], starts)
         coordinates["valid_time"] = ((begin,), valid, {"standard_name": "time"})
         return coordinates, (begin,), (len(starts),)
-    coordinates[lead] = ((lead,), hours, lead_attributes)
+    coordinates[lead] = ((lead,), hours, LEAD_ATTRIBUTES)
     valid = labels.coordinate((seconds[:, None] + source.lead_times).ravel(), np.repeat(starts, num_leads))
     valid = valid.reshape(len(starts), num_leads)
     coordinates["valid_time"] = ((begin, lead), valid, {"standard_name": "time"})
     return coordinates, (begin, lead), (len(starts), num_leads)
-
-
-# Bytes of the fields that are taken from the disk at once.
-_PIECE_BYTES = 1 << 23
-
-
-def join_blocks(blocks: Iterator[xr.Dataset], folder: Path) -> xr.Dataset:
-    """Joins data sets that follow each other in time.
-
-    A single block is returned as it is. The fields of several are kept in files, of which the memory holds a few
-    megabytes while the data set is written.
-    """
-    first = next(blocks)
-    second = next(blocks, None)
-    if second is None:
-        return first
-    # The dimension of the times, or of the starts of forecasts.
-    dim = next(str(each.dims[0]) for each in first.coords.values() if each.ndim == 1 and each.dtype.kind in "MO")
-    names = [str(name) for name, array in first.data_vars.items() if dim in array.dims]
-    coordinates = []
-    # Written, not mapped: mapped pages that wait for the disk would count as memory of the process.
-    files = {name: (folder / f"{number}.f32").open("wb") for number, name in enumerate(names)}
-    try:
-        for block in itertools.chain((first, second), blocks):
-            for name, file in files.items():
-                file.write(np.ascontiguousarray(block[name].values, np.float32).data)
-            coordinates.append(block.drop_vars(names))
-    except OSError as error:
-        raise DataError(f"{folder} cannot be written: {error.strerror or error}") from error
-    finally:
-        for file in files.values():
-            file.close()
-    whole = import_xarray().concat(
-        coordinates, dim=dim, data_vars="minimal", coords="minimal", compat="override", join="exact"
-    )
-    fields = {
-        name: (first[name].dims, _on_disk(Path(file.name), (whole.sizes[dim], *first[name].shape[1:])),
-               first[name].attrs)
-        for name, file in files.items()
-    }  # fmt: skip
-    # In the order of the targets; a choice of variables would lose coordinates on other dimensions, such as the points
-    # of a mesh whose fields lie on its faces.
-    return whole.assign(fields)[list(first.data_vars)].assign_coords(whole.coords)
-
-
-def _on_disk(path: Path, shape: tuple[int, ...]) -> Any:
-    import dask.array
-
-    values = np.memmap(path, np.float32, "r", shape=shape)
-    rows = max(1, _PIECE_BYTES // (4 * int(np.prod(shape[1:]))))
-    chunks: Any = (rows, *shape[1:])
-    return dask.array.from_array(values, chunks=chunks, name=False, lock=True)
 
 
 # Bounds of the logarithm of the spread, in standard deviations of the target.

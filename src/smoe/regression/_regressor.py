@@ -19,7 +19,6 @@ from smoe._files import temporary_folder
 from smoe._notebook import html_text
 from smoe.errors import DataError, OptionError, suggest
 from smoe.gridded import (
-    WRITING,
     Data,
     OpenOptions,
     Pairs,
@@ -37,6 +36,7 @@ from smoe.regression._fitted import (
     grid_coordinates,
     load_model,
     open_inputs,
+    pixel_weights,
     routing_map,
     save_model,
 )
@@ -52,7 +52,7 @@ from smoe.regression._nets import (
     wrap_own_net,
 )
 from smoe.regression._options import SIMPLE, NetName, OwnTransform, RegressorOptions
-from smoe.regression._prediction import iterate_predictions, join_blocks, predict_positions, sample_coordinates
+from smoe.regression._prediction import LEAD_ATTRIBUTES, lead_hours, predict_lazily, predict_positions
 from smoe.regression._preparation import Prepared, join_leads, open_sources, pair_sources, prepare
 from smoe.regression._scores import ErrorSums, ScoreTable, find_weakness, make_table, score_samples
 from smoe.regression._training import BaseFields, GridObjective, NetSamples, judge, train_net
@@ -240,8 +240,7 @@ class GridRegressor:
         options = self.options
         is_own = self._own_net is not None
         train, validation = prepared.splits["train"], prepared.splits["validation"]
-        weights = prepared.targets.grid.area_weights() if options.area_weights else None
-        weights = np.ones(prepared.targets.grid.shape) if weights is None else weights
+        weights = pixel_weights(prepared.targets.grid, options)
         dynamic = [channel.variable for channel in prepared.inputs.channels if not channel.is_static]
         uniform = [number for number, name in enumerate(dynamic) if name in prepared.inputs.series]
         mesh = mesh_of_targets(prepared.targets.dataset, prepared.targets.grid, self._own_net)
@@ -265,7 +264,7 @@ class GridRegressor:
         net = wrap_own_net(self._own_net, shape) if self._own_net is not None else make_net(shape, options, mesh)
         if warm_start:
             _continue_from(self._fitted, net, shape)
-        objective = make_objective(prepared, options, self._own_objective)
+        objective = GridObjective(options, weights, self._own_objective)
         num_values = len(train) * shape.in_channels * shape.grid[0] * shape.grid[1]
         compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
         compares &= not options.quick or options.compare == "yes"
@@ -352,8 +351,7 @@ class GridRegressor:
         Args:
             x: Inputs with the variables, units and grid of the training; further variables are not used.
             open_options: As for `fit`.
-            lazy: Return dask arrays, which are computed when they are asked for, for an xarray object that is chunked
-                in time.
+            lazy: Return dask arrays, which are computed when they are asked for, a block of times at once.
 
         Returns:
             Predictions with the names, units, coordinates and attributes of the targets: a DataArray if `fit` was given
@@ -363,37 +361,13 @@ class GridRegressor:
             DataError: If variables, units or the grid differ, with the difference.
         """
         fitted = self._on_device()
-        if lazy:
-            return self._predict_lazily(x)
         source = open_inputs(fitted, x, open_options)
-        dataset = predict_positions(fitted, source, np.arange(source.num_positions))
+        every = np.arange(source.num_positions)
+        dataset = predict_lazily(fitted, source) if lazy else predict_positions(fitted, source, every)
         dataset = with_provenance(dataset, f"predicted by smoe.GridRegressor ({fitted.describe()})")
         if fitted.layout.is_array and len(dataset.data_vars) == 1:
             return dataset[next(iter(dataset.data_vars))]
         return dataset
-
-    def _predict_lazily(self, x: Any) -> Any:
-        """Predictions of chunks of times as dask arrays."""
-        xr = import_xarray()
-        fitted, time = self.fitted, self.fitted.layout.time[0]
-        is_chunked = isinstance(x, (xr.Dataset, xr.DataArray)) and time in x.chunksizes
-        if not is_chunked:
-            raise DataError(f"lazy predictions need an xarray object that is chunked along {time}: x.chunk({time}=100)")
-        source = open_inputs(fitted, x)
-        if source.lead_times is not None or len(fitted.options.leads) > 1:
-            raise DataError("forecasts with start and lead times cannot be predicted from lazily: leave lazy out")
-        dates = sample_coordinates(fitted, source, np.arange(source.num_positions))[0][time]
-        one = self.predict(x.isel({time: slice(0, 1)}))
-        whole = one.isel({time: np.zeros(x.sizes[time], np.int64)}).assign_coords({time: dates})
-        chunks = x.chunksizes[time]
-        return xr.map_blocks(self.predict, x.chunk({dim: -1 for dim in x.dims if dim != time}),
-                             template=whole.chunk({time: chunks}))  # fmt: skip
-
-    def predict_blocks(self, x: Data, *, open_options: OpenOptions | None = None) -> Iterator[xr.Dataset]:
-        """Predicts from new inputs that are larger than memory: one data set for each block of times."""
-        fitted = self.fitted
-        fitted = self._on_device()
-        yield from iterate_predictions(fitted, open_inputs(fitted, x, open_options))
 
     def rollout(self, x: Data, steps: int) -> xr.Dataset:
         """Predicts from predictions: the state after 1, 2, ... leads, in a dimension `lead_time`.
@@ -430,10 +404,8 @@ class GridRegressor:
         whole = xr.concat(
             found, dim="lead_time", data_vars=names, coords=["valid_time"], compat="override", join="override"
         )  # fmt: skip
-        # Months of 30 days.
-        hours = (lead.seconds / 3600.0 + 720.0 * lead.months) * np.arange(1, steps + 1)
-        attributes = {"standard_name": "forecast_period", "units": "hours"}
-        return whole.assign_coords(lead_time=("lead_time", hours, attributes))
+        hours = lead_hours(lead) * np.arange(1, steps + 1)
+        return whole.assign_coords(lead_time=("lead_time", hours, LEAD_ATTRIBUTES))
 
     def cross_validate(self, x: Data, y: Data, folds: int = 5, **fit: Any) -> ScoreTable:
         """Scores every time by a model that was fitted without the block of times around it.
@@ -509,14 +481,19 @@ class GridRegressor:
         cls, path: str | Path, *, net: nn.Module | None = None, transform: tuple[Any, Any] | None = None,
         progress: bool = True,
     ) -> GridRegressor:  # fmt: skip
-        """Reads a model from a folder. No code of the folder is run.
+        """Opens a model that `save` or `smoe fit` wrote. No code of its folder is run.
 
         Args:
-            path: Folder.
+            path: Folder of the model, wherever it was moved.
             net: The module itself, if the model was fitted with one of your own.
             transform: The function and its inverse, if the model was fitted with your own.
             progress: Show progress in a later `fit`.
+
+        Raises:
+            DataError: If the folder holds no model.
         """
+        if (Path(path) / "recipe.json").is_file():
+            raise DataError(f"{path} is a run of an experiment of the paper: smoe_paper.load opens it")
         fitted = load_model(Path(path), net, None if transform is None else OwnTransform(*transform))
         model = cls(net if net is not None else fitted.options.net, progress=progress)
         model.options = replace(fitted.options)
@@ -574,29 +551,7 @@ def _continue_from(fitted: Fitted | None, net: Regression, shape: NetShape) -> N
     net.load_state_dict(fitted.net.state_dict())
 
 
-def make_objective(
-    prepared: Prepared, options: RegressorOptions, own: Callable[[Tensor, Tensor], Tensor] | None = None
-) -> GridObjective:
-    """The objective, with the areas of the grid where they count."""
-    weights = prepared.targets.grid.area_weights() if options.area_weights else None
-    tensor = None if weights is None else torch.from_numpy(weights.astype(np.float32))
-    return GridObjective(options.objective, tensor, options.quantiles if options.objective == "quantiles" else (), own)
-
-
-def load(path: str | Path, *, net: nn.Module | None = None, transform: tuple[Any, Any] | None = None) -> GridRegressor:
-    """Opens a model that `GridRegressor.save` or `smoe fit` wrote.
-
-    Args:
-        path: Folder of the model, wherever it was moved.
-        net: The module itself, if it was fitted with one of your own.
-        transform: The function and its inverse, if it was fitted with your own.
-
-    Raises:
-        DataError: If the folder holds no model.
-    """
-    if (Path(path) / "recipe.json").is_file():
-        raise DataError(f"{path} is a run of an experiment of the paper: smoe_paper.load opens it")
-    return GridRegressor.load(path, net=net, transform=transform)
+load = GridRegressor.load
 
 
 def _blocks(pairs: Pairs, folds: int) -> list[Period]:
@@ -624,17 +579,17 @@ def write_predictions(
     open_options: OpenOptions | None = None,
 ) -> list[Path]:
     """Predicts a block of times at once, so that inputs may be larger than memory, and writes what was predicted."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{output} cannot be written: {error.strerror or error}") from error
-    with temporary_folder(WRITING, output.parent) as folder:
-        whole = join_blocks(model.predict_blocks(inputs, open_options=open_options), folder)
-        whole = with_provenance(whole, f"predicted by smoe predict ({model.fitted.describe()})")
+    import dask
+
+    fitted = model.fitted
+    whole = predict_lazily(fitted, open_inputs(fitted, inputs, open_options))
+    whole = with_provenance(whole, f"predicted by smoe predict ({fitted.describe()})")
+    # One block after the other: each takes as much memory as there is for it.
+    with dask.config.set(scheduler="synchronous"):
         if per_year:
             return write_cf_by_year(whole, output, _time_of(whole), overwrite=overwrite)
         write_cf(whole, output, overwrite=overwrite)
-        return [output]
+    return [output]
 
 
 def _time_of(dataset: Any) -> str:

@@ -46,21 +46,17 @@ _DRAWN, _LEAST_SHARE = 0.2, 0.05
 class GridObjective(nn.Module):
     """Weighted mean of an error over samples, targets and pixels; pixels whose target is NaN do not count."""
 
-    weights: Tensor | None
+    weights: Tensor
     levels: Tensor
 
     def __init__(
-        self,
-        kind: Objective,
-        weights: Tensor | None = None,
-        quantiles: Sequence[float] = (),
-        own: Callable[[Tensor, Tensor], Tensor] | None = None,
+        self, options: RegressorOptions, weights: np.ndarray, own: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> None:
         super().__init__()
+        self.kind: Objective = options.objective
         self.own = own
-        self.kind: Objective = kind
-        self.register_buffer("weights", weights, persistent=False)
-        self.register_buffer("levels", torch.tensor(quantiles, dtype=torch.float32), persistent=False)
+        self.register_buffer("weights", torch.from_numpy(weights.astype(np.float32)), persistent=False)
+        self.register_buffer("levels", torch.tensor(options.quantiles, dtype=torch.float32), persistent=False)
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
         """A scalar from `(B, K * n, H, W)` and `(B, K, H, W)`, with n numbers for each of K targets."""
@@ -69,11 +65,8 @@ class GridObjective(nn.Module):
 
     def totals(self, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the weighted errors, and of the weights."""
-        is_there = ~target.isnan()
         errors = self.errors(prediction.float(), target.float().nan_to_num(0.0))
-        weights = is_there.to(errors.dtype)
-        if self.weights is not None:
-            weights = weights * self.weights.to(errors)
+        weights = ~target.isnan() * self.weights.to(errors)
         return (errors * weights).sum(), weights.sum()
 
     def errors(self, prediction: Tensor, target: Tensor) -> Tensor:
