@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +59,14 @@ def shorten(value: Any) -> str:
     """A value as Python writes it, in at most 100 characters: a message is one line, whatever a file holds."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by their names with dots, such as `training.batch_size`."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from smoe._files import write_atomically
+from smoe._plain import flatten
 from smoe.errors import DataError
 from smoe.reports.page_data import DETAILS, page_data
 from smoe.reports.run_report import RunReport, epochs_of, headline, seconds_of, show_number
@@ -133,7 +134,10 @@ def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
         "parts_of_data": {name: show_number(value) for name, value in sheet.parts.items()},
         "sentences": [f"{text[:1].upper()}{text[1:]}." for text in map(str, report.routing_gains)],
         "names_plain": not report.is_plain and all(error.plain is None for error in report.error_maps),
-        "recipe": _flatten(report.recipe),
+        "recipe": {
+            name: value if isinstance(value, str) else json.dumps(value, default=str)
+            for name, value in flatten(report.recipe).items()
+        },
     }
 
 
@@ -173,17 +177,6 @@ def _comparison(reports: Sequence[RunReport], data: dict[str, Any]) -> dict[str,
         rows.append((report.label, numbers, [worth, report.scores.split or "nothing", report.title]))
     heads = ["run", *metrics, *(["choices as in the first run, %"] if has_shared else [])]
     return {"heads": [*heads, "epochs", "seconds", "parameters", "seed"], "rows": rows}
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values by their names with dots, as JSON has them."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat
 
 
 def _own_values(report: RunReport) -> Mapping[str, float]:

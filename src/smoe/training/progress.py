@@ -12,6 +12,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from smoe._plain import flatten
 from smoe.training.plan import Tracker
 from smoe.training.run_directory import Record
 
@@ -123,7 +124,10 @@ class TrackedReporter(Reporter):
         """Start the tracker in the first epoch, so that a run that is refused leaves nothing."""
         if self._tracker is None:
             self._tracker = make_tracker(self._name, self._folder)
-            self._tracker.store_init_configuration(_flat(self._config))
+            config = {
+                name: value for name, value in flatten(self._config).items() if isinstance(value, (int, float, str))
+            }
+            self._tracker.store_init_configuration(config)
         self._reporter.begin_epoch(epoch, num_batches, first_batch)
 
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
@@ -133,17 +137,6 @@ class TrackedReporter(Reporter):
             # A metric is a file there, and cannot be a folder of others too, as `a` beside `a/b` would be.
             numbers = {key.replace("/", "."): value for key, value in numbers.items()}
         self._tracker.log(numbers, step=int(record["epoch"]))
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Numbers and texts of nested options, with names such as `training.batch_size`."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, (int, float, str)):
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def make_tracker(name: Tracker, folder: Path) -> Any:
