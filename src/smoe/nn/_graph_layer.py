@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable
-from typing import NotRequired, Self, Unpack
+from typing import NamedTuple, NotRequired, Self, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -29,43 +27,18 @@ from smoe.ops._operators import has_transforms
 from smoe.ops._routed_conv import routed_conv
 
 
-class KeptGraph:
-    """The sorted edges of the last graph, and what is known about them: most models see one graph for ever.
+class KeptGraph(NamedTuple):
+    """The sorted edges of the last graph: most models see one graph for ever.
 
     Threads may share a layer: the graph is replaced as a whole, and a thread works on the one that it found or made.
     """
 
-    def __init__(self, edge_index: torch.Tensor, graph: SparseGraph) -> None:
-        self.graph = graph
-        # A copy: the caller may change its edges, and a version cannot be compared between tensors.
-        self._copy = edge_index.detach().clone()
-        self._seen = _seen(edge_index)
-        self._factors: torch.Tensor | None = None
+    given: torch.Tensor  # a copy: the caller may change its edges
+    graph: SparseGraph
+    factors: dict[torch.dtype, torch.Tensor]  # of edges without weights, `(1, M)`
 
     def is_of(self, edge_index: torch.Tensor, num_nodes: int) -> bool:
-        """Whether the graph was made of these edges: by their identity, or by comparing them."""
-        if self.graph.num_nodes != num_nodes:
-            return False
-        edges, version = self._seen
-        if edges is not None and edges() is edge_index and version == edge_index._version:
-            return True
-        seen = _seen(edge_index)
-        if self._copy.shape != edge_index.shape or not torch.equal(self._copy, edge_index):
-            return False
-        self._seen = seen
-        return True
-
-    def factors(self, dtype: torch.dtype, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The factors `(1, M)` of edges without weights, made once."""
-        factors = self._factors
-        if factors is None or factors.dtype != dtype:
-            factors = self._factors = make()
-        return factors
-
-
-def _seen(edge_index: torch.Tensor) -> tuple[weakref.ref[torch.Tensor] | None, int]:
-    """A tensor and its version; inference tensors, which have none, are compared each time."""
-    return (None, -1) if edge_index.is_inference() else (weakref.ref(edge_index), edge_index._version)
+        return self.graph.num_nodes == num_nodes and torch.equal(self.given, edge_index)
 
 
 class Neighbourhood:
@@ -117,10 +90,11 @@ class Neighbourhood:
         else:
             check_edges(edge_index, num_nodes)
             edges = all_edges = self._all_edges(edge_index, num_nodes)
-        if kept is not None and edge_weight is None:
-            factors = kept.factors(dtype, lambda: self._factors(edge_index, all_edges, None, num_nodes, dtype))
-        else:
+        factors = kept.factors.get(dtype) if kept is not None and edge_weight is None else None
+        if factors is None:
             factors = self._factors(edge_index, all_edges, edge_weight, num_nodes, dtype)
+            if kept is not None and edge_weight is None:
+                kept.factors[dtype] = factors
         if edge_attr is not None:
             # Self loops that were added have no direction.
             columns = F.pad(edge_attr.to(dtype).T, (0, factors.shape[1] - len(edge_attr)))
@@ -143,7 +117,7 @@ class Neighbourhood:
         if kept is None or not kept.is_of(edge_index, num_nodes):
             check_edges(edge_index, num_nodes)
             graph = SparseGraph(self._all_edges(edge_index, num_nodes), num_nodes)
-            kept = self._kept = KeptGraph(edge_index, graph)
+            kept = self._kept = KeptGraph(edge_index.detach().clone(), graph, {})
         return kept
 
     def _all_edges(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:

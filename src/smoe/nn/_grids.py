@@ -35,10 +35,9 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
     A layer of your own takes part if it has the attributes `spatial_shape`, `stride` and `padding_mode` and a method
     `resize_grid(grid, resize)`, where `resize(field)` interpolates a parameter `(..., *spatial_shape)`. The experts of
     a pixel are then selected by its interpolated scores, so there are as many distinct ones as before; with `nearest`,
-    each pixel has those of the nearest pixel of the old grid, in their order. A coarse gate keeps its scores, which it
-    interpolates to any grid itself, linearly and around the axes that it was told to wrap. For all others, an axis that
-    the layer's padding wraps is interpolated around. Layers whose grid is the same are left as they are. Parameters of
-    the copy are new and need an optimiser of their own.
+    each pixel has those of the nearest pixel of the old grid, in their order. An axis that the layer's padding wraps is
+    interpolated around. Layers whose grid is the same are left as they are. Parameters of the copy are new and need an
+    optimiser of their own.
 
     Args:
         model: Network to adapt; it is not changed.
@@ -140,23 +139,27 @@ def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -
 def _resize_gate(
     gate: SpatialGate, grid: tuple[int, ...], resize: Callable[[torch.Tensor], nn.Parameter], name: str
 ) -> None:
-    if isinstance(gate, NoisyGate):
-        _resize_gate(gate.gate, grid, resize, name)
-    elif gate.spatial_shape in (None, grid) or any(hasattr(part, "resize_grid") for part in gate.modules()):
-        # A layer that the gate holds is met for itself.
+    # A layer that the gate holds is met for itself.
+    if gate.spatial_shape in (None, grid) or any(hasattr(part, "resize_grid") for part in gate.modules()):
         return
-    elif isinstance(gate, TensorGate):
-        gate.replace_numbers("scores", resize(gate.scores))
-    elif isinstance(gate, FactorisedGate):
-        # Gates may share the embedding; the first one resizes it.
-        gate.embedding.resize(resize)
-    elif isinstance(gate, FixedGate):
-        gate.scores = resize(gate.scores).detach()
-    else:
+    if not _change_field(gate, resize):
         raise ValueError(
             f"the {type(gate).__name__} of {name} was made for the grid {gate.spatial_shape} and cannot be "
             f"interpolated to {grid}: its scores are no field"
         )
+
+
+def _change_field(gate: SpatialGate, change: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Gives a gate another field `(N, *grid)`, made of the one it has; False if it has none."""
+    if isinstance(gate, NoisyGate):
+        return _change_field(gate.gate, change)
+    if isinstance(gate, TensorGate):
+        gate.replace_numbers("scores", change(gate.scores))
+    elif isinstance(gate, FixedGate):
+        gate.scores = change(gate.scores).detach()
+    elif isinstance(gate, FactorisedGate):
+        gate.embedding.resize(change)  # gates may share it; the first one resizes it
+    return isinstance(gate, (TensorGate, FixedGate, FactorisedGate))
 
 
 def _checked(field: torch.Tensor, name: str) -> torch.Tensor:
@@ -223,28 +226,17 @@ def transfer_gate(
     if isinstance(copied, FactorisedGate) and isinstance(copied.embedding, CoordinateEmbedding):
         copied.embedding.move(new_coordinates)
     else:
-        _transfer(copied, near, weight, tuple(new_coordinates.shape[:-1]))
+
+        def moved(field: torch.Tensor) -> torch.Tensor:
+            flat = field.detach().flatten(1)
+            picked = flat[:, near.to(flat.device)] * weight.to(flat.device, flat.dtype)
+            return picked.sum(dim=2).unflatten(1, tuple(new_coordinates.shape[:-1]))
+
+        if not _change_field(copied, moved):
+            raise ValueError(f"a {type(gate).__name__} has no field of scores that could be transferred")
     order = copied._modules.get("node_order")
     if isinstance(order, NodeOrder):
         order.hashes.zero_()
         if new_coordinates.ndim == 2:
             node_order_of(copied).note_coordinates(new_coordinates)
     return copied
-
-
-def _transfer(gate: SpatialGate, near: torch.Tensor, weight: torch.Tensor, grid: tuple[int, ...]) -> None:
-    def moved(field: torch.Tensor) -> torch.Tensor:
-        flat = field.detach().flatten(1)
-        picked = flat[:, near.to(flat.device)] * weight.to(flat.device, flat.dtype)
-        return picked.sum(dim=2).unflatten(1, grid)
-
-    if isinstance(gate, NoisyGate):
-        _transfer(gate.gate, near, weight, grid)
-    elif isinstance(gate, TensorGate):
-        gate.replace_numbers("scores", moved(gate.scores))
-    elif isinstance(gate, FixedGate):
-        gate.scores = moved(gate.scores)
-    elif isinstance(gate, FactorisedGate):
-        gate.embedding.resize(moved)
-    else:
-        raise ValueError(f"a {type(gate).__name__} has no field of scores that could be transferred")
