@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import smoe
 from smoe.rules import Damping, RoutingClassification
+from smoe_paper.baselines.routing_losses import ScoreGate
 
 GRID = (6, 7)
 GATES: dict[str, Callable[[], smoe.SpatialGate]] = {
@@ -29,7 +30,7 @@ GATES: dict[str, Callable[[], smoe.SpatialGate]] = {
     "index": lambda: smoe.TensorGate(5, 2, GRID, order="index"),
     "families": lambda: smoe.TensorGate(5, 2, GRID, order="families"),
     "factorised": lambda: smoe.FactorisedGate(5, 2, GRID),
-    "noisy": lambda: smoe.nn.NoisyGate(smoe.TensorGate(5, 2, GRID, normalization="softmax")),
+    "noisy": lambda: ScoreGate(smoe.TensorGate(5, 2, GRID), normalization="softmax"),
     "fixed": lambda: smoe.FixedGate(torch.zeros(5, *GRID), 2),
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
