@@ -3,9 +3,9 @@
 The numbers of a module that learns so are buffers: no optimiser, learning rate, weight decay or clipping touches them,
 and wrappers for several processes treat them as statistics. Backward passes add up their gradients as those of
 parameters, in `.grad`. When an optimiser steps that holds a parameter of the layers, the sum of all processes
-becomes one step of Adam with a size of its own. Gradients that the user sets to None are forgotten with those of the
-layer: only what belongs to the step counts, with a loss scaler that skips steps, a line search, or two passes for a
-step.
+becomes one step of Adam with a size of its own, which is smaller only towards the end of a schedule, so that everything
+comes to rest together. Gradients that the user sets to None are forgotten with those of the layer: only what belongs to
+the step counts, with a loss scaler that skips steps, a line search, or two passes for a step.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # Decay of the mean gradient and of its mean square, and what is added to the root of the latter.
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
+# Part of the highest learning rate so far below which own steps become smaller with it.
+_LAST_PART = 1.0 / 3.0
 _HALF = (torch.float16, torch.bfloat16)
 
 _numbering = itertools.count()
@@ -148,8 +150,9 @@ class SelfTaught(SharedModule):
         # This module and those inside.
         self._taught: list[SelfTaught] = []
         self._learns = True
-        # Whether an optimiser is known that holds parameters of the layers.
+        # Whether an optimiser is known that holds parameters of the layers, and the part of a step that it leaves.
         self._is_led = False
+        self._pace = 1.0
         self._layers: weakref.WeakSet[RoutedLayer] = weakref.WeakSet()
         # Version of a parameter of each layer in its last backward pass, of those that gave gradients.
         self._versions: weakref.WeakKeyDictionary[RoutedLayer, int] = weakref.WeakKeyDictionary()
@@ -272,11 +275,14 @@ class SelfTaught(SharedModule):
     def _has_gradient(self) -> bool:
         return any(values.grad is not None for values in self._own())
 
-    def _is_in(self, parameters: set[int]) -> bool:
-        trained = (layer._trained_parameter() for layer in self._layers)
-        return any(id(parameter) in parameters for parameter in trained) or any(
-            id(parameter) in parameters for layer in self._layers for parameter in layer.parameters()
-        )
+    def _group(self, groups: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+        """The group, among those of parameters by their `id`, that holds a parameter of the layers."""
+        for layer in self._layers:
+            trained = layer._trained_parameter()
+            if id(trained) in groups:
+                return groups[id(trained)]
+        others = (parameter for layer in self._layers for parameter in layer.parameters())
+        return next((groups[id(each)] for each in others if id(each) in groups), None)
 
     def _may_learn(self) -> bool:
         return self._learns and any(
@@ -315,25 +321,42 @@ def _mark_leaves(module: SelfTaught, incompatible_keys: object) -> None:
 _hooks: list[RemovableHandle] = []
 
 
-def _held(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def _groups(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
+    return {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _pace(group: dict[str, Any]) -> float:
+    """Part of an own step that the schedule of a group of parameters leaves.
+
+    The highest rate is kept in the group, as schedules keep theirs: it is saved with the optimiser, and another one
+    begins anew.
+    """
+    rate = group.get("lr")
+    if rate is None or (isinstance(rate, torch.Tensor) and not rate.is_cpu):  # not to wait for a device
+        return 1.0
+    group["highest_lr"] = highest = max(float(rate), group.get("highest_lr", 0.0))
+    return min(1.0, float(rate) / (_LAST_PART * highest)) if highest > 0.0 else 1.0
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     del args, kwargs
     new = [module for module in _modules.values() if not module._is_led]
     if new:
-        held = _held(optimizer)
+        groups = _groups(optimizer)
         for module in new:
-            module._is_led = module._is_in(held)
+            module._is_led = module._group(groups) is not None
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     del args, kwargs
     if not _modules:
         return
-    held = _held(optimizer)
-    modules = [module for _, module in sorted(_modules.items()) if module._is_in(held)]
+    groups, modules = _groups(optimizer), []
+    for _, module in sorted(_modules.items()):
+        group = module._group(groups)
+        if group is not None:
+            module._pace = _pace(group)
+            modules.append(module)
     # Alike in all processes, also if one of them has seen nothing.
     is_due = [module._may_learn() if has_process_group() else module._has_gradient() for module in modules]
     _take_steps([module for module, is_taken in zip(modules, is_due, strict=True) if is_taken])
@@ -352,7 +375,7 @@ def _take_steps(modules: list[SelfTaught]) -> None:
     if not has_process_group():
         for module in modules:
             assert module.steps is not None
-            module.steps.take(module._own(), module.step_size, is_shrunk=module.is_shrunk)
+            module.steps.take(module._own(), module._pace * module.step_size, is_shrunk=module.is_shrunk)
             module._forget()
         return
     if not modules:
@@ -372,5 +395,5 @@ def _take_steps(modules: list[SelfTaught]) -> None:
         numbers = module._own()
         for values in numbers:
             values.grad = next(found).view_as(values).to(values.dtype)
-        module.steps.take(numbers, module.step_size, is_due, is_shrunk=module.is_shrunk)
+        module.steps.take(numbers, module._pace * module.step_size, is_due, is_shrunk=module.is_shrunk)
         module._forget()

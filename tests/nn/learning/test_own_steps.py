@@ -88,6 +88,32 @@ def test_path_of_the_gate_does_not_depend_on_the_optimiser(make: Callable[..., t
     assert_same(numbers(net), numbers(expected))
 
 
+def test_own_steps_come_to_rest_with_a_schedule() -> None:
+    """Not before the rate is below a third of its highest, and not with a low rate from the start."""
+
+    def step_sizes(rates: list[float], optimizer: torch.optim.Optimizer | None = None) -> list[float]:
+        net = make_net()
+        new = torch.optim.SGD(net.parameters(), rates[0])
+        if optimizer is not None:
+            new.load_state_dict(optimizer.state_dict())
+        taken = []
+        for rate in rates:
+            new.param_groups[0]["lr"] = rate
+            before = net[0].gate.keys.detach().clone()
+            train(net, new, steps=1)
+            taken.append(float((net[0].gate.keys.detach() - before).abs().max()))
+        last.append(new)
+        return taken
+
+    last: list[torch.optim.Optimizer] = []
+    expected = step_sizes([1e-6] * 5)
+    torch.testing.assert_close(step_sizes([1e-8, 1e-6, 0.5e-6, 0.34e-6, 0.03e-6])[:4], expected[:4], rtol=1e-3, atol=0)
+    small = step_sizes([1e-6, 1e-8])[1]
+    torch.testing.assert_close(small, 0.03 * expected[1], rtol=1e-3, atol=0)
+    torch.testing.assert_close(step_sizes([1e-8], last[-1]), [0.03 * expected[0]], rtol=1e-3, atol=0)
+    torch.testing.assert_close(step_sizes([1e-8]), expected[:1], rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("factor", [1e-12, 1e9])
 def test_scale_of_the_loss_does_not_matter(factor: float) -> None:
     paths = []
@@ -324,6 +350,7 @@ def test_choices_are_kept_until_the_gate_steps_or_its_numbers_change() -> None:
         seen.append(layer._last_routing.indices)
     # One sample: the gate learns in the first of each four passes.
     assert [seen[place] is seen[place - 1] for place in range(1, 8)] == [False, True, True, True, False, True, True]
+    assert isinstance(layer.gate, smoe.FactorisedGate)
     layer.gate.keys.data.neg_()
     layer(data(batch=1)[0])
     assert layer._last_routing is not None and not torch.equal(layer._last_routing.indices, seen[-1])

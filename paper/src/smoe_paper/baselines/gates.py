@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from smoe.nn import GridConv2d, SpatialGate
-from smoe.options import Order
+from smoe.options import Normalization, Order
 from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 
 
@@ -19,6 +19,7 @@ class NetworkGate(SpatialGate):
     Args:
         *args: Positional arguments of `make_network`.
         order: Order of the selected experts: `families`, `score` or `index`.
+        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
         **options: Keyword arguments of `make_network`, such as `stride` and `padding_mode` of the layer.
     """
 
@@ -31,9 +32,10 @@ class NetworkGate(SpatialGate):
         num_selected: int,
         *args: Any,
         order: Order = "score",
+        normalization: Normalization = "none",
         **options: Any,
     ) -> None:
-        super().__init__(num_experts, num_selected, order=order)
+        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
         self.network = self.make_network(in_channels, *args, **options)
 
     @abstractmethod
