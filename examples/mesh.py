@@ -8,7 +8,7 @@ import smoe
 
 torch.manual_seed(0)
 # Yours: any Data with edge_index, or smoe.read_mesh("surface.vtk"). Here: triangles over random points.
-triangles = transforms.Compose([transforms.Delaunay(), transforms.FaceToEdge(remove_faces=False)])
+triangles = transforms.Compose([transforms.Delaunay(), transforms.FaceToEdge()])
 mesh = triangles(Data(pos=torch.rand(300, 2)))
 source, sink = mesh.edge_index
 
@@ -31,4 +31,4 @@ for _ in range(300):
 chosen = layer.routing().indices[0]
 agreement = max((chosen == inside).float().mean(), (chosen != inside).float().mean())
 print(f"loss {loss.item():.1e}, {agreement:.0%} of the nodes have the expert of their region")
-smoe.plot_routing(layer, "mesh.png", coords=mesh.pos, triangles=mesh.face.T)
+smoe.plot_routing(layer, "mesh.png", coords=mesh.pos)

@@ -13,9 +13,6 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 BiasOwner = Literal["expert", "slot"]
 BIAS_OWNERS: tuple[BiasOwner, ...] = get_args(BiasOwner)
 
-Normalization = Literal["none", "softmax", "abs", "abs_softmax"]
-NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
-
 GateInit = Literal["kaiming", "paper", "smooth", "uniform"]
 GATE_INITS: tuple[GateInit, ...] = get_args(GateInit)
 

@@ -22,10 +22,11 @@ from smoe.diagnostics import (
     routing_certainty,
 )
 from smoe.diagnostics._describe import useless_routing
-from smoe.nn import NoisyGate, SpatialMoE2d, TensorGate
+from smoe.nn import SpatialMoE2d, TensorGate
 from smoe.ops._routing import Routing, family_members, top_experts
 from smoe.rules import RoutingClassification, StraightThrough
 from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.routing_losses import ScoreGate
 
 
 def make_net() -> nn.Sequential:
@@ -166,7 +167,7 @@ def test_certainty_equals_its_definition(
     monkeypatch.setattr("smoe.diagnostics._choices._PIXELS_AT_ONCE", 3)
     scores = torch.randn(2, num_experts, 7)
     indices = top_experts(scores, num_selected, order)  # type: ignore[arg-type]
-    routing = Routing(indices, scores, scores, scores)
+    routing = Routing(indices, scores)
     families = order == "families"
     expected = certainty_by_definition(scores, indices, temperature, families)
     assert routing_certainty(routing, families=families, temperature=temperature) == pytest.approx(expected, abs=1e-6)
@@ -219,7 +220,7 @@ def test_shares_of_changed_and_reordered_choices():
 
 
 def test_a_shared_gate_counts_once_and_noise_is_no_change():
-    gate = NoisyGate(TensorGate(3, 1, (4, 5)))
+    gate = ScoreGate(TensorGate(3, 1, (4, 5)))
     net = nn.Sequential(
         SpatialMoE2d.from_experts(1, 3, 1, gate=gate), SpatialMoE2d.from_experts(1, 3, 1, gate=gate)
     ).train()
@@ -262,7 +263,7 @@ def test_routings_of_different_shapes_are_not_compared():
 
 
 def test_gates_with_their_layers() -> None:
-    shared, looking = NoisyGate(TensorGate(3, 1, (4, 5)), std=100.0), ConvGate(1, 3, 1)
+    shared, looking = ScoreGate(TensorGate(3, 1, (4, 5)), std=100.0), ConvGate(1, 3, 1)
     net = nn.Sequential(*(SpatialMoE2d.from_experts(1, 3, 1, gate=gate) for gate in (shared, looking, shared))).train()
     assert {gate: list(layers) for gate, layers in layers_by_gate(net).items()} == {shared: ["0", "2"], looking: ["1"]}
     assert fixed_gates(net) == {"0": shared}

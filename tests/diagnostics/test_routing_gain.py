@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 import smoe
 from smoe.diagnostics import RoutingGain, routing_gains
-from smoe.nn import FixedGate, NoisyGate, SpatialMoE2d, TensorGate
+from smoe.nn import FixedGate, SpatialMoE2d, TensorGate
 from smoe.nn._filter_bank import FilterBank
 from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.routing_losses import ScoreGate
 
 
 def test_the_convolution_is_that_of_least_squares_on_the_other_half_of_the_samples() -> None:
@@ -203,7 +204,7 @@ def test_the_model_does_not_change(rule: str) -> None:
         nn.BatchNorm2d(2),
         nn.Dropout(0.5).eval(),
         SpatialMoE2d.from_experts(2, 4, 2, gate=shared, rule=rule),
-        SpatialMoE2d.from_experts(2, 3, 1, gate=NoisyGate(ConvGate(2, 3, 1), std=1.0), weighted=True),
+        SpatialMoE2d.from_experts(2, 3, 1, gate=ScoreGate(ConvGate(2, 3, 1), std=1.0), weighted=True),
     ).train()
     x, target = torch.randn(4, 1, 5, 6), torch.randn(4, 1, 5, 6)
     before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()

@@ -15,6 +15,7 @@ from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
 from smoe.meshes import read_mesh
+from smoe.meshes._mesh_files import as_row_of_nodes
 from smoe.nn import GraphMoE, HEALPixMoE
 from smoe.ops._healpix import healpix_coordinates
 from smoe.reports.read_fit import read_fit
@@ -175,9 +176,7 @@ def test_nets_of_another_geometry_are_refused(net: str, text: str) -> None:
 
 
 def test_a_choice_of_variables_without_the_mesh_is_refused(ocean: Path) -> None:
-    from smoe.meshes import open_mesh_fields
-
-    _, fields = open_mesh_fields(ocean / "ocean.nc")
+    fields = as_row_of_nodes(xr.open_dataset(ocean / "ocean.nc"))
     with pytest.raises(DataError, match="lost the connectivity of their mesh: give the whole file"):
         smoe.GridRegressor(lead="1D", progress=False).fit(fields[["sst"]], fields[["sst"]])
     grid = xr.Dataset({"t": (("time", "y", "x"), np.ones((9, 3, 3), np.float32))}).assign_coords(

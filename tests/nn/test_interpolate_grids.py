@@ -15,6 +15,7 @@ from smoe.rules import RoutingClassification
 from smoe_paper.baselines.gates import ConvGate, LinearGate, LocallyConnectedGate
 from smoe_paper.baselines.layers import CoordConv2d
 from smoe_paper.baselines.low_rank import InputCombiner, LowRankLocal2d, RowsAndColumns, Table
+from smoe_paper.baselines.routing_losses import ScoreGate
 from smoe_paper.models import ResNet
 
 RC = RoutingClassification.released()
@@ -129,7 +130,7 @@ def test_low_rank_layers(combiner: Any, stride: int) -> None:
 
 def test_gates_of_other_kinds() -> None:
     x = torch.randn(1, 3, 6, 6)
-    noisy = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=smoe.nn.NoisyGate(smoe.TensorGate(4, 2, (4, 4))), rule=RC)
+    noisy = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=ScoreGate(smoe.TensorGate(4, 2, (4, 4))), rule=RC)
     fixed = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=smoe.FixedGate.random(4, 2, (4, 4)), rule=RC)
     local = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=LocallyConnectedGate(3, 4, 2, (4, 4)), rule=RC)
     free = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=ConvGate(3, 4, 2), rule=RC)

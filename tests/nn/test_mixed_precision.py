@@ -17,7 +17,6 @@ RC = RoutingClassification.released()
 
 GATES = {
     "tensor": lambda: smoe.TensorGate(4, 2, (9, 10)),
-    "softmax": lambda: smoe.TensorGate(4, 2, (9, 10), normalization="softmax"),
     "conv": lambda: ConvGate(2, 4, 2),
 }
 GENERATOR = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from torch import nn
 
 import smoe
 from smoe import SpatialMoE2d, TensorGate
-from smoe.nn import NoisyGate
+from smoe_paper.baselines.routing_losses import ScoreGate
 
 
 def one_gate() -> nn.Sequential:
@@ -77,7 +77,7 @@ def test_what_is_shared_is_copied_and_loaded(case: str, duplicate: Callable[...,
 def test_the_gate_within_a_noisy_gate_is_another_gate() -> None:
     inner = TensorGate(4, 2, (5, 5))
     net = nn.Sequential(
-        SpatialMoE2d.from_experts(1, 4, 2, gate=NoisyGate(inner), rule="rc"),
+        SpatialMoE2d.from_experts(1, 4, 2, gate=ScoreGate(inner), rule="rc"),
         SpatialMoE2d.from_experts(2, 4, 2, gate=inner, rule="rc"),
     )
     assert [key for key in net.state_dict() if key.endswith("scores")] == ["0.gate.gate.scores", "1.gate.scores"]

@@ -10,6 +10,7 @@ from definitions import gate_scores, layer_gradients
 from smoe.ops import output_grid
 from smoe.rules import RoutingClassification
 from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.routing_losses import ScoreGate
 
 RC = RoutingClassification.released()
 
@@ -109,7 +110,7 @@ def test_gradcheck_weighted(stride, expert_channels, training):
         ),
         (
             (1, 3, 1),
-            {"gate": smoe.nn.NoisyGate(smoe.TensorGate(3, 1, (4, 4))), "spatial_shape": (4, 5)},
+            {"gate": ScoreGate(smoe.TensorGate(3, 1, (4, 4))), "spatial_shape": (4, 5)},
             r"made for a grid of \(4, 4\), but spatial_shape is \(4, 5\)",
         ),
     ],

@@ -62,7 +62,7 @@ def test_families_take_the_best_of_their_own_experts(num_experts, num_families, 
 
 def test_routing_weights_carry_the_gradient_to_the_selected_scores():
     scores = torch.tensor([1.0, 3.0, 2.0]).reshape(1, 3, 1).requires_grad_()
-    Routing(top_experts(scores, 2), scores, scores, scores).weights.sum().backward()
+    Routing(top_experts(scores, 2), scores).weights.sum().backward()
     assert scores.grad is not None
     assert scores.grad.flatten().tolist() == [0.0, 1.0, 1.0]
 

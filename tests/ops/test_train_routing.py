@@ -14,7 +14,7 @@ DAMPING = Damping(factor=0.0, error_quantile=0.3)
 
 
 def make_routing(scores: torch.Tensor, num_selected: int) -> Routing:
-    return Routing(top_experts(scores, num_selected), scores, scores, scores)
+    return Routing(top_experts(scores, num_selected), scores)
 
 
 def run(

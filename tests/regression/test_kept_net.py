@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import xarray as xr
 import smoe
 from gridded_files import regional
 from smoe.regression._fitted import best_validation
-from smoe.regression._scores import PLAIN, SMOE, ErrorSums, bootstrap_spread, make_table
+from smoe.regression._scores import PLAIN, SMOE, TREES, ErrorSums, bootstrap_spread, make_table
 
 SMALL: dict[str, Any] = {"device": "cpu", "progress": False, "compare": "yes", "net": "layer", "filters": 2}
 
@@ -97,3 +98,22 @@ def test_the_spread_is_that_of_the_root_mean_square_over_blocks() -> None:
     assert "errors that are not finite: model" in make_table({"model": infinite}, ("t",), ("K",), None).notes
     # Times that err alike in runs of 30 are 30 independent values, not 900.
     assert bootstrap_spread(np.repeat(squared[:30], 30, axis=0))[0] > 3.0 * bootstrap_spread(squared)[0]
+
+
+@pytest.mark.parametrize("objective", ["mse", "quantiles"])
+def test_boosted_trees_are_a_row_where_lightgbm_is_installed(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lightgbm")
+    x = regional(120, 8, 10, seed=1, name="x")
+    # The eastern neighbour counts in the south, the pixel itself in the north, by its size only.
+    size = abs(x["x"] - 280.0)
+    y = xr.where(x["lat"] < 44.0, size.shift(lon=-1, fill_value=0.0), size).transpose("time", "lat", "lon")
+    y = y.astype(np.float32).assign_attrs(units="K").to_dataset(name="y")
+    options: dict[str, Any] = {**SMALL, "max_epochs": 1, "objective": objective}
+    model = smoe.GridRegressor(**options).fit(x, y, test="2001-04-15:")
+    table = model.score(x, y)
+    assert table.value(TREES) < 0.3 * table.value("ridge regression") and "LightGBM" in str(table)
+    if objective == "quantiles":
+        assert 0.0 < table.value(TREES, metric="objective") < table.value("ridge regression", metric="objective")
+    assert "better than the model by more than 1 % in this period: LightGBM" in str(table)
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    assert TREES not in smoe.GridRegressor(**options).fit(x, y).score(x, y).rmse

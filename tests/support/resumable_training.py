@@ -18,12 +18,12 @@ from torch.utils.data import TensorDataset, default_collate
 
 from smoe import SpatialMoE2d, TensorGate
 from smoe.errors import Interrupted
-from smoe.nn import NoisyGate
 from smoe.training.distribution import leave_processes
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
+from smoe_paper.baselines.routing_losses import ScoreGate
 from smoe_paper.metrics import MeanSquaredError
 
 BATCH_SIZE, NUM_BATCHES = 4, 60
@@ -35,7 +35,7 @@ def make_task(*, noisy: bool) -> Task:
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(0)
     gate = TensorGate(3, 1, (6, 5))
-    layer = SpatialMoE2d.from_experts(1, 3, 1, gate=NoisyGate(gate, std=0.5) if noisy else gate)
+    layer = SpatialMoE2d.from_experts(1, 3, 1, gate=ScoreGate(gate, std=0.5) if noisy else gate)
 
     def samples(number: int) -> TensorDataset:
         fields = torch.randn(2, number, 1, 6, 5, generator=generator)

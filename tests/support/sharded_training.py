@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import smoe
 from smoe.nn import _gate as banded
 from smoe_paper.baselines.gates import ConvGate, LinearGate
+from smoe_paper.baselines.routing_losses import ScoreGate, auxiliary_loss
 
 GRID = (6, 7)
 NUM_STEPS, BATCH = 6, 8
@@ -109,7 +110,7 @@ CASES = {
     "volume": Case(lambda: layers(smoe.SpatialMoE3d, spatial_shape=(3, 4, 5)), (1, 3, 4, 5)),
     "HEALPix": Case(lambda: layers(smoe.HEALPixMoE, nside=2), (1, 48)),
     "graph": Case(OnGraph, (12, 1)),
-    "noisy gate": Case(lambda: with_gate(smoe.nn.NoisyGate(ConvGate(2, 3, 2), std=0.1), rule="rc", weighted=True)),
+    "noisy gate": Case(lambda: with_gate(ScoreGate(ConvGate(2, 3, 2), std=0.1), rule="rc", weighted=True)),
     "linear gate": Case(lambda: with_gate(LinearGate(2, 4, 2, GRID), rule="rc"), compiled=True),
     "decided gate": Case(lambda: with_gate(smoe.DecidedGate(torch.zeros(1, *GRID, dtype=torch.long), 4)), learns=False),
     "one embedding": Case(converted, is_stored=True),
@@ -300,7 +301,7 @@ def check_access(share: slice) -> None:
     gradients = []
     for wrap in (DistributedDataParallel, lambda net: smoe.nn.shard(net, reshard_after_forward=False)):
         model: Any = wrap(make_net(CASES["rc, damping"]))
-        (model(x).square().mean() + smoe.losses.auxiliary_loss(model, importance=True, weight=1.0)).backward()
+        (model(x).square().mean() + auxiliary_loss(model, importance=True, weight=1.0)).backward()
         grads = [parameter.grad for parameter in model.parameters()]
         gradients.append([grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in grads])
     for ours, theirs in zip(*gradients, strict=True):

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from smoe import SpatialMoE2d, TensorGate
-from smoe.nn import NoisyGate
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record
 from smoe.training.task import Task
+from smoe_paper.baselines.routing_losses import ScoreGate
 from smoe_paper.heat.data import HeatPairs
 from smoe_paper.metrics import MeanSquaredError, PercentWithin
 
@@ -27,7 +27,7 @@ def make_task(seed: int = 0, lr: float = 1e-2, rule: str = "rc") -> Task:
     frames = torch.rand(3, 8, 6, 5, generator=torch.Generator().manual_seed(7)).numpy()
     torch.manual_seed(seed)
     # Noise, so that a resumed run has to continue the random numbers too.
-    layer = SpatialMoE2d.from_experts(1, 3, 1, gate=NoisyGate(TensorGate(3, 1, (6, 5))), rule=rule)
+    layer = SpatialMoE2d.from_experts(1, 3, 1, gate=ScoreGate(TensorGate(3, 1, (6, 5))), rule=rule)
     optimizer = torch.optim.Adam(layer.parameters(), lr=lr)
     splits = {"train": HeatPairs(frames[:2]), "validation": HeatPairs(frames[2:]), "test": HeatPairs(frames[1:2])}
     metrics = [PercentWithin(), MeanSquaredError()]

@@ -3,7 +3,7 @@
 # Names beside those of `__all__` are for other rooms of smoe.
 # ruff: noqa: F401
 from smoe.meshes._mesh import DESCRIPTION, ROW_COORDINATES, Mesh, mesh_arrays, mesh_from_files, mesh_words
-from smoe.meshes._mesh_files import mesh_of_row, open_mesh_fields, read_mesh, restored_variables, with_mesh
+from smoe.meshes._mesh_files import mesh_of_row, read_mesh, restored_variables, with_mesh
 from smoe.meshes._mesh_net import MeshLayers, MeshNet, SummedMeshLayer
 
-__all__ = ["Mesh", "MeshNet", "open_mesh_fields", "read_mesh"]
+__all__ = ["Mesh", "MeshNet", "read_mesh"]

@@ -224,33 +224,6 @@ def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
         raise DataError(f"{path}: it cannot be read, the file is damaged or incomplete ({error})") from error
 
 
-def open_mesh_fields(path: str | Path, *, location: Location | None = None) -> tuple[Mesh, xr.Dataset]:
-    """Opens the fields of a UGRID or HEALPix file, NetCDF or Zarr, without reading them; `location` as for `read_mesh`.
-
-    Returns:
-        The mesh without its fields, and the fields with their nodes as the columns of one row: dimensions `nj` of size
-        1 and `ni`, the nodes in the order of the mesh.
-
-    Example:
-        >>> from smoe.meshes import MeshNet, open_mesh_fields
-        >>> mesh, fields = open_mesh_fields("ocean.nc")
-        >>> net = MeshNet(mesh, in_channels=1, out_channels=1)
-        >>> smoe.GridRegressor(net).fit(fields[["sst"]], fields[["sst"]])
-    """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no mesh file {path}")
-    if path.suffix.lower() not in FIELD_SUFFIXES:
-        raise DataError(f"{path}: fields in time are read from {', '.join(FIELD_SUFFIXES)}, got {path.suffix!r}")
-    try:
-        fields = as_row_of_nodes(open_mesh_dataset(path), location)
-    except (DataError, OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from error
-    mesh = mesh_of_row(fields)
-    assert mesh is not None
-    return mesh, fields
-
-
 def as_row_of_nodes(dataset: xr.Dataset, location: Location | None = None) -> xr.Dataset:
     """The fields of a data set on the nodes of its mesh as a grid of one row, with the mesh in its coordinates."""
     nodes = read_nodes(dataset, location)

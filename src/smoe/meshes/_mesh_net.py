@@ -119,7 +119,7 @@ class MeshNet(nn.Module):
             self.head.layer.weight.mul_(_START)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, C, N)` to `(B, K, N)`, or `(B, C, 1, N)` to `(B, K, 1, N)` as `open_mesh_fields` has them."""
+        """`(B, C, N)` to `(B, K, N)`, or `(B, C, 1, N)` to `(B, K, 1, N)`, as fits have them."""
         hidden = F.relu(self.stem(without_row(input, self.mesh.num_nodes)))
         # Each block adds a share, so that the size of the features does not grow with their number.
         scale = (2.0 * len(self.blocks)) ** -0.5

@@ -5,7 +5,7 @@ from smoe.nn._classification import FrozenLearner
 from smoe.nn._conversion_plan import Change, ConversionPlan, plan_conversion
 from smoe.nn._convert import convert, load_plain_state_dict
 from smoe.nn._filter_bank import LocalAffine
-from smoe.nn._fixed_gates import DecidedGate, FixedGate, NoisyGate
+from smoe.nn._fixed_gates import DecidedGate, FixedGate
 from smoe.nn._freeze import freeze
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
@@ -35,7 +35,6 @@ __all__ = [
     "Learner",
     "LocalAffine",
     "Memory",
-    "NoisyGate",
     "PixelEmbedding",
     "RoutedLayer",
     "SharedBatchNorm2d",

@@ -585,9 +585,7 @@ class FilterBank(RoutedLayer):
     ) -> tuple[dict[int, torch.Tensor], bool] | None:
         """As its base says."""
         gate, convolution = self.gate, self._as_convolution(source, weight)
-        if convolution is None or self._weighted:
-            return None
-        if not isinstance(gate, FactorisedGate) or gate.normalization != "none":
+        if convolution is None or self._weighted or not isinstance(gate, FactorisedGate):
             return None
         *tensors, stride, padding_mode = convolution
         with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Gates that were decided elsewhere, and gates with noise in training."""
+"""Gates that were decided elsewhere."""
 
 from __future__ import annotations
 
@@ -108,13 +108,12 @@ class DecidedGate(SpatialGate):
     def forward(self, input: torch.Tensor | None = None) -> Routing:
         """The experts given, with scores of 1 for them and 0 for the others."""
         scores = self.raw_scores(input).flatten(1)[None]
-        return Routing(self.indices, scores, scores, scores)
+        return Routing(self.indices, scores)
 
     def route(self, input: torch.Tensor | None) -> Routing:
         """The experts given, with empty scores."""
         del input
-        nothing = self.no_scores
-        return Routing(self.indices, nothing, nothing, nothing)
+        return Routing(self.indices, self.no_scores)
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """1 for the selected experts and 0 for the others, for diagnostics."""
@@ -195,43 +194,3 @@ class DecidedGate(SpatialGate):
             self.indices, self.no_scores = indices.to(device), torch.empty_like(self.no_scores, device=device)
         rest = {key: value for key, value in state_dict.items() if key != f"{prefix}indices"}
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-
-
-class NoisyGate(SpatialGate):
-    """Adds independent normal noise to the scores of another gate in training mode, and none in evaluation mode.
-
-    Every sample draws its own noise, so the routing of a noisy tensor gate differs between samples while it trains.
-
-    Args:
-        gate: Gate whose scores receive the noise; its normalisation is applied after the noise.
-        std: Standard deviation of the noise; 1 / num_experts if None.
-    """
-
-    def __init__(self, gate: SpatialGate, std: float | None = None) -> None:
-        super().__init__(gate.num_experts, gate.num_selected, order=gate.order, normalization=gate.normalization)
-        if isinstance(gate, NoisyGate):
-            raise ValueError("the gate is noisy already; give the larger std to one NoisyGate")
-        if std is not None and not std > 0.0:
-            raise ValueError(f"std must be positive, got {std}")
-        self.gate = gate
-        self.std = 1.0 / gate.num_experts if std is None else std
-        self.looks_at_input = gate.looks_at_input
-
-    @property
-    def spatial_shape(self) -> tuple[int, ...] | None:
-        return self.gate.spatial_shape
-
-    def decide(self, input: torch.Tensor | None) -> Routing:
-        return self.route(input)
-
-    def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
-        return self.gate.raw_scores(input)
-
-    def add_noise(self, clean: torch.Tensor, input: torch.Tensor | None) -> tuple[torch.Tensor, float]:
-        if not self.training or input is None:
-            return clean, 0.0
-        shape = (input.shape[0], *clean.shape[1:])
-        return clean + self.std * torch.randn(shape, dtype=clean.dtype, device=clean.device), self.std
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, std={self.std:g}"

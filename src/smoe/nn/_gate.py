@@ -14,7 +14,7 @@ from smoe.nn._own_steps import SelfTaught
 from smoe.nn._shared_parameters import has_process_group, refuse_shards
 from smoe.ops._families import experts_of, sample_families, shifted_seed
 from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite, top_experts
-from smoe.options import NORMALIZATIONS, ORDERS, GateInit, Normalization, Order
+from smoe.options import ORDERS, GateInit, Order
 from smoe.rules import Frozen, Rule
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class SpatialGate(SelfTaught, ABC):
         num_selected: E, the number of experts to select at each pixel.
         order: Order of the selected experts: `families`, the best of each family; `score`, the highest score first;
             or `index`, by expert number. It is saved with the gate, because the channels of a layer follow it.
-        normalization: `none`, `softmax`, `abs` or `abs_softmax`, over the experts.
     """
 
     looks_at_input: bool = False
@@ -51,7 +50,6 @@ class SpatialGate(SelfTaught, ABC):
         num_selected: int,
         *,
         order: Order = "score",
-        normalization: Normalization = "none",
     ) -> None:
         super().__init__()
         if num_experts < 1:
@@ -60,11 +58,8 @@ class SpatialGate(SelfTaught, ABC):
             raise ValueError(f"num_selected must be in [1, {num_experts}], got {num_selected}")
         if order not in ORDERS:
             raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
-        if normalization not in NORMALIZATIONS:
-            raise ValueError(f"normalization must be one of {', '.join(NORMALIZATIONS)}, got {normalization!r}")
         self.num_experts = num_experts
         self.num_selected = num_selected
-        self.normalization: Normalization = normalization
         self.register_buffer("order_code", torch.tensor(ORDERS.index(order), dtype=torch.uint8))
         self.order: Order = order
         # The layers that share the gate, with their learners.
@@ -82,7 +77,7 @@ class SpatialGate(SelfTaught, ABC):
 
     @abstractmethod
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
-        """Scores before noise and normalisation, `(X, *grid)`, or `(B, X, *grid)` if the gate looks at its input.
+        """Scores `(X, *grid)`, or `(B, X, *grid)` if the gate looks at its input.
 
         Args:
             input: Input of the layer; None only if the gate does not look at it.
@@ -108,11 +103,10 @@ class SpatialGate(SelfTaught, ABC):
         """The same, within a pass of a layer."""
         if input is None and self.looks_at_input:
             raise ValueError(f"{type(self).__name__} looks at its input: give it one, (B, C, H, W)")
-        clean, noisy, noise_std = self._scores(input)
-        scores = normalize_scores(noisy, self.normalization)
+        scores = self._scores(input)
         indices = top_experts(scores, self.num_selected, self.order)
         unranked = None if refuses_nonfinite(scores.device) else nan_where_nonfinite(scores)
-        return Routing(indices, scores, clean, noisy, noise_std, unranked)
+        return Routing(indices, scores, unranked)
 
     def decide(self, input: torch.Tensor | None) -> Routing:
         """The same for a pass that needs no scores, which may be empty."""
@@ -121,7 +115,7 @@ class SpatialGate(SelfTaught, ABC):
     @property
     def can_draw(self) -> bool:
         """Whether the scores alone decide, family by family."""
-        return self.order == "families" and self.normalization == "none" and not self.looks_at_input
+        return self.order == "families" and not self.looks_at_input
 
     def draw_again(self, seed: torch.Tensor | None, noise: float) -> Routing:
         """The same as `draw`, which the next pass may want too."""
@@ -153,15 +147,14 @@ class SpatialGate(SelfTaught, ABC):
             if not refuses_nonfinite(scores.device):
                 mark = nan_where_nonfinite(scores)
                 unranked = mark if unranked is None else unranked + mark
-        nothing = scores[:, :0]
         indices = chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=1)
-        return Routing(indices, nothing, nothing, nothing, unranked=unranked)
+        return Routing(indices, scores[:, :0], unranked)
 
     def bands(self, num_pixels: int | None) -> list[slice]:
         """The families in parts that have few enough scores; at least a family is in each."""
         E = self.num_selected
         # A compiled pass stores all scores: its compiler decides what is kept.
-        if num_pixels is None or self.normalization != "none" or torch.compiler.is_compiling():
+        if num_pixels is None or torch.compiler.is_compiling():
             return [slice(0, E)]
         per_band = max(1, _MAX_SCORES // max(1, -(-self.num_experts // E) * num_pixels))
         return [slice(first, min(E, first + per_band)) for first in range(0, E, per_band)]
@@ -170,16 +163,10 @@ class SpatialGate(SelfTaught, ABC):
         """Scores `(X', P)` that are ranked, in at least float32."""
         scores = self.scores_of(experts)
         # Half precision would make ties of distinct scores.
-        if scores.dtype in (torch.float16, torch.bfloat16):
-            scores = scores.float()
-        return scores if self.normalization == "none" else normalize_scores(scores[None], self.normalization)[0]
+        return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
-    def add_noise(self, clean: torch.Tensor, input: torch.Tensor | None) -> tuple[torch.Tensor, float]:
-        """The flat scores with training noise, and its standard deviation: no noise here."""
-        del input
-        return clean, 0.0
-
-    def _scores(self, input: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, float]:
+    def _scores(self, input: torch.Tensor | None) -> torch.Tensor:
+        """Flat scores of all experts, `(1 or B, X, P)`, in at least float32."""
         if input is not None and not input.is_meta and torch.is_autocast_enabled(input.device.type):
             # Half precision would make ties of distinct scores: the routing is decided in the gate's own, float32.
             dtype = next((parameter.dtype for parameter in self.parameters()), torch.float32)
@@ -192,11 +179,8 @@ class SpatialGate(SelfTaught, ABC):
                 f"{type(self).__name__} has looks_at_input={self.looks_at_input}: raw_scores must return {expected}, "
                 f"got {tuple(raw.shape)}"
             )
-        clean = raw.flatten(2) if self.looks_at_input else raw.flatten(1).unsqueeze(0)
-        if clean.dtype in (torch.float16, torch.bfloat16):
-            clean = clean.float()
-        noisy, noise_std = self.add_noise(clean, input)
-        return clean, noisy, noise_std
+        scores = raw.flatten(2) if self.looks_at_input else raw.flatten(1).unsqueeze(0)
+        return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
     # What the layers that share the gate do with it.
 
@@ -275,17 +259,7 @@ class SpatialGate(SelfTaught, ABC):
         super().__setstate__({**state, "_learners": weakref.WeakKeyDictionary()})
 
     def extra_repr(self) -> str:
-        text = f"num_experts={self.num_experts}, num_selected={self.num_selected}, order={self.order!r}"
-        return text if self.normalization == "none" else f"{text}, normalization={self.normalization!r}"
-
-
-def normalize_scores(scores: torch.Tensor, normalization: Normalization) -> torch.Tensor:
-    """Normalises `(1 or B, X, P)` over the experts; `abs_softmax` takes the absolute value first."""
-    if normalization in ("abs", "abs_softmax"):
-        scores = scores.abs()
-    if normalization in ("softmax", "abs_softmax"):
-        scores = scores.softmax(dim=1)
-    return scores
+        return f"num_experts={self.num_experts}, num_selected={self.num_selected}, order={self.order!r}"
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

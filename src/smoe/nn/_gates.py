@@ -27,7 +27,7 @@ from smoe.ops._families import sample_factorised
 from smoe.ops._inference import is_equal
 from smoe.ops._operators import has_library, is_observed
 from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite
-from smoe.options import GATE_INITS, GateInit, Normalization, Order
+from smoe.options import GATE_INITS, GateInit, Order
 
 
 class TensorGate(SpatialGate):
@@ -44,7 +44,6 @@ class TensorGate(SpatialGate):
             everywhere.
         correlation_length: Correlation length of the smooth fields, in pixels; an eighth of the shorter side if None.
         order: Order of the selected experts: `families`, `score` or `index`.
-        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
         device: Device of the scores.
         dtype: Dtype of the scores.
     """
@@ -61,11 +60,10 @@ class TensorGate(SpatialGate):
         init: GateInit = "kaiming",
         correlation_length: float | None = None,
         order: Order = "score",
-        normalization: Normalization = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
+        super().__init__(num_experts, num_selected, order=order)
         check_positive(expert_channels=expert_channels)
         check_start(init, correlation_length, GATE_INITS)
         self.expert_channels = expert_channels
@@ -208,7 +206,6 @@ class FactorisedGate(SpatialGate):
         embedding: Embedding of the pixels, shared with another gate of the same grid; `rank`, `init` and
             `correlation_length` are then those of the embedding.
         order: `families`, or the paper's selections `score` and `index`.
-        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
     """
@@ -225,11 +222,10 @@ class FactorisedGate(SpatialGate):
         correlation_length: float | None = None,
         embedding: PixelEmbedding | None = None,
         order: Order = "families",
-        normalization: Normalization = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
+        super().__init__(num_experts, num_selected, order=order)
         if not 0.0 < scale < math.inf:
             raise ValueError(f"scale must be positive and finite, got {scale}")
         if embedding is None:
@@ -345,11 +341,10 @@ class FactorisedGate(SpatialGate):
             return super().draw(seed, noise)
         keys, embedding = self.scale * keys, self.embedding().detach().flatten(1)
         indices = sample_factorised(keys, embedding, self.num_selected, self._no_seed if seed is None else seed, noise)
-        nothing = embedding[None, :0]
         unranked = None
         if not refuses_nonfinite(keys.device):
             unranked = nan_where_nonfinite(embedding[None]) + nan_where_nonfinite(keys.view(1, -1, 1))
-        return Routing(indices, nothing, nothing, nothing, unranked=unranked)
+        return Routing(indices, embedding[None, :0], unranked)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.keys.shape[1]}, scale={self.scale:g}"

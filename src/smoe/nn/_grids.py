@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from smoe.nn._conversion_plan import ExampleInput, run_example, show_name
-from smoe.nn._fixed_gates import FixedGate, NoisyGate
+from smoe.nn._fixed_gates import FixedGate
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, TensorGate
 from smoe.nn._grid_layers import GridMoE, TokenMoE
@@ -151,8 +151,9 @@ def _resize_gate(
 
 def _change_field(gate: SpatialGate, change: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     """Gives a gate another field `(N, *grid)`, made of the one it has; False if it has none."""
-    if isinstance(gate, NoisyGate):
-        return _change_field(gate.gate, change)
+    inner = getattr(gate, "gate", None)
+    if isinstance(inner, SpatialGate):  # a gate around another one
+        return _change_field(inner, change)
     if isinstance(gate, TensorGate):
         gate.replace_numbers("scores", change(gate.scores))
     elif isinstance(gate, FixedGate):
@@ -188,7 +189,7 @@ def transfer_gate(
     Parameters of the copy are new; rules start their memory anew.
 
     Args:
-        gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or a `NoisyGate` of one.
+        gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or one around it.
         old_coordinates: Places of the pixels that the gate was made for, `(*grid, D)`.
         new_coordinates: Places of the new pixels, `(*new_grid, D)`; the new gate has this grid.
         mode: `nearest`: each pixel takes the scores of the nearest old one. `inverse_distance`: their mean over the

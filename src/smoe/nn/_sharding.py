@@ -25,7 +25,7 @@ def shard(model: Model, *, reshard_after_forward: bool = True, **options: Any) -
     Args:
         model: Network on its device. It is changed in place.
         reshard_after_forward: Free the whole parameters of a layer between its forward and its backward pass. False if
-            a loss is made of the routing in between, as by `smoe.losses.auxiliary_loss`.
+            a loss is made of the scores of a routing in between.
         **options: Further arguments of `fully_shard`, such as `mesh`.
 
     Returns:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smoe.nn._fixed_gates import NoisyGate
 from smoe.nn._gate import without_autocast
 from smoe.nn._gates import FactorisedGate
 from smoe.nn._learner import Learner, Step
@@ -34,7 +33,7 @@ class StraightThroughLearner(Learner):
         gate = layer.gate
         # Backward passes since the gate learned decide when it learns again, its steps how large the noise is.
         super().__init__(rule, layer, "num_waited", "num_steps")
-        if gate.order != "families" or gate.looks_at_input or isinstance(gate, NoisyGate):
+        if not gate.can_draw:
             raise ValueError(
                 f"the rule {rule.name!r} compares the experts of each family, one choice for all samples: it needs a "
                 f"gate with order='families' that neither looks at its input nor adds noise, got a "

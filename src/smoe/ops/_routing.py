@@ -31,10 +31,7 @@ class Routing(NamedTuple):
 
     Attributes:
         indices: Selected experts `(1 or B, E, P)`, int32.
-        scores: Scores that were ranked `(1 or B, X, P)`, with noise and normalised, at least float32.
-        clean: Scores before noise and normalisation, `(1 or B, X, P)`.
-        noisy: Scores before normalisation, `(1 or B, X, P)`.
-        noise_std: Standard deviation of the noise in `noisy`; 0 without noise.
+        scores: Scores that were ranked `(1 or B, X, P)`, at least float32.
         unranked: NaN at pixels where a score is not finite and 0 elsewhere, `(1 or B, 1, P)`, where such a score could
             not be refused; layers add it to their outputs. None otherwise.
         pixels: Numbers of the pixels among those of the gate, `(P,)`, where the routing has some of them only.
@@ -42,9 +39,6 @@ class Routing(NamedTuple):
 
     indices: torch.Tensor
     scores: torch.Tensor
-    clean: torch.Tensor
-    noisy: torch.Tensor
-    noise_std: float = 0.0
     unranked: torch.Tensor | None = None
     pixels: torch.Tensor | None = None
 
@@ -55,9 +49,8 @@ class Routing(NamedTuple):
 
     def at(self, pixels: torch.Tensor) -> Routing:
         """The routing of some pixels `(P',)`."""
-        parts = (None if part is None else part.index_select(2, pixels) for part in (*self[:4], self.unranked))
-        indices, scores, clean, noisy, unranked = parts
-        return Routing(indices, scores, clean, noisy, self.noise_std, unranked, pixels)  # type: ignore[arg-type]
+        unranked = None if self.unranked is None else self.unranked.index_select(2, pixels)
+        return Routing(self.indices.index_select(2, pixels), self.scores.index_select(2, pixels), unranked, pixels)
 
     @property
     def weights(self) -> torch.Tensor:

@@ -56,6 +56,7 @@ from smoe.regression._nets import (
 )
 from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, RegressorOptions
 from smoe.regression._preparation import Statistics, functions_of, transformed
+from smoe.regression._trees import Trees
 from smoe.version import __version__
 
 if TYPE_CHECKING:
@@ -239,6 +240,7 @@ class Fitted(Learned):
     # plain net of the same size that does not know the simple models, if one was fitted
     alone: Regression | None = None
     mesh: Mesh | None = None  # mesh that the nodes of the grid belong to; None for a grid
+    trees: Trees | None = None  # boosted trees, if LightGBM is installed; not in files
 
     @property
     def dynamic_variables(self) -> list[str]:

@@ -313,6 +313,7 @@ class FittedLadders:
     blocks: list[Ladder]  # each fitted without one block of it
     all: Ladder  # fitted to the training and the validation period
     block: np.ndarray  # block of each training sample
+    neighbours: np.ndarray  # each pixel and the nearest ones, `(P, 9)`
 
 
 class LadderFit:
@@ -548,7 +549,8 @@ class LadderFit:
             )
             for each in found
         ]  # fmt: skip
-        return FittedLadders(ladders[-2], ladders[:-2], ladders[-1], self.block_of_train)
+        around = self.neighbours(self.rings[:1])
+        return FittedLadders(ladders[-2], ladders[:-2], ladders[-1], self.block_of_train, around)
 
 
 def _root_mean_square(errors: np.ndarray) -> np.ndarray:

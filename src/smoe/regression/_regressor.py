@@ -54,8 +54,9 @@ from smoe.regression._nets import (
 from smoe.regression._options import SIMPLE, NetName, OwnTransform, RegressorOptions
 from smoe.regression._prediction import LEAD_ATTRIBUTES, lead_hours, predict_lazily, predict_positions
 from smoe.regression._preparation import Prepared, join_leads, open_sources, pair_sources, prepare
-from smoe.regression._scores import ErrorSums, ScoreTable, find_weakness, make_table, score_samples
+from smoe.regression._scores import MODEL, TREES, ErrorSums, ScoreTable, find_weakness, make_table, score_samples
 from smoe.regression._training import BaseFields, GridObjective, NetSamples, judge, train_net
+from smoe.regression._trees import fit_trees
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
 from smoe.training.run_directory import RunDirectory
 
@@ -286,7 +287,7 @@ class GridRegressor:
                 place = RunDirectory(f"{directory.path}-{which}")
             records["model" if which == "net" else which] = train_net(
                 nets[which], splits, objective, options, reporter=to, recipe=recipe,
-                directory=place, resume=resume,
+                directory=place, resume=resume, compares_routing=not compares,
             )  # fmt: skip
 
         bases[base].begin(net, options)
@@ -343,6 +344,9 @@ class GridRegressor:
                 notify(line)
         is_forecast = prepared.inputs.lead_times is not None
         fitted = replace(fitted, weakness=find_weakness(fitted, validation, is_forecast=is_forecast))
+        if compares:
+            trees = fit_trees(train, validation, ladders.neighbours, weights, options.seed)
+            fitted = replace(fitted, trees=trees)
         return replace(fitted, ladder=ladders.all) if is_refitted else fitted
 
     def predict(self, x: Data, *, open_options: OpenOptions | None = None, lazy: bool = False) -> Any:
@@ -428,7 +432,7 @@ class GridRegressor:
         common = [name for name in tables[0].squared if all(name in each.squared for each in tables)]
         sums = {name: ErrorSums([each.squared[name] for each in tables], [each.absolute[name] for each in tables])
                 for name in common}  # fmt: skip
-        simple = [name for name in common if name not in ("model",) and "net" not in name]
+        simple = [name for name in common if name not in (MODEL, TREES) and "net" not in name]
         whole = Period(int(pairs.starts.min()), int(pairs.valid.max()) + 1, pairs.calendar)
         return make_table(
             sums, tables[0].targets, tables[0].units, None, period=f"{len(tables)} blocks of {whole}", simple=simple

@@ -256,6 +256,7 @@ _BATCH = 32
 PLAIN = "plain net of the same size"
 ALONE = "plain net alone"
 SMOE = "SMoE net"
+TREES = "LightGBM"
 
 
 @dataclass(frozen=True)
@@ -352,6 +353,11 @@ def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *
         if fitted.shares[name].min() < 1.0:
             found = net_values(fitted, net, before, times, rungs[fitted.base_of(name)])
             values[labels[name]] = finished(fitted, found)
+    if fitted.trees is not None:
+        found = fitted.spread.numbers(
+            fitted.trees.predict(before, *times[1:]), times[1], fitted.options, fitted.trees.spread
+        )
+        values[TREES] = finished(fitted, found)
     names = {simple_name(fitted, name, is_forecast=is_forecast): name for name in rungs if name != COMBINATION}
     simple = {
         name: finished(fitted, fitted.spread.numbers(rungs[rung], times[1], fitted.options, fitted.spread_of(rung)))

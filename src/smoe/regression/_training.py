@@ -167,6 +167,7 @@ def train_net(
     resume: bool = False,
     reporter: Reporter | None = None,
     recipe: Mapping[str, Any] | None = None,
+    compares_routing: bool = True,
 ) -> list[dict[str, Any]]:
     """Trains a net in place; it ends with the weights of the best validation."""
     if options.num_threads is not None:
@@ -184,6 +185,7 @@ def train_net(
         splits={"train": splits["train"], "validation": splits["validation"]},
         collate=keep_batch,
         seed=options.seed,
+        compares_routing=compares_routing,
         reads_ahead=True,
     )
     with ExitStack() as stack:

@@ -281,6 +281,8 @@ class Loop:
         """What the routing of each layer is worth on the validation split, over all processes; all must call it."""
         task, num_processes, process = self.task, self.accelerator.num_processes, self.accelerator.process_index
         samples = task.splits["validation"]
+        if not task.compares_routing:
+            return []
         # No more than a training pass of a process, whose memory there is; as many for each, for the same passes.
         share = self.plan.batch_size // (num_processes * self.batches.num_parts)
         num_taken = min(_MOST_SAMPLES, share, num_samples(samples) // num_processes)

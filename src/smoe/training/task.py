@@ -123,6 +123,7 @@ class Task:
     num_repetitions: int = 1  # copies of each training sample in a batch; see `ShuffledBatches`
     for_evaluation: Callable[[nn.Module], nn.Module] | None = None  # makes the model to evaluate, a new one each time
     regions: Tensor | None = None  # number of the known region of each pixel `(H, W)`, compared with the routing
+    compares_routing: bool = True  # whether the routing is compared with single convolutions in the end
     reads_ahead: bool = False  # whether a thread reads training batches, for samples that draw nothing at random
 
 

@@ -104,7 +104,6 @@ def test_wrong_priors_are_refused(groups, options, message):
         ((3, 1, (2, 2)), {"init": "normal"}, "init must be one of kaiming, paper, smooth, uniform, got 'normal'"),
         ((3, 1, (2, 2)), {"correlation_length": 2.0}, "belongs to init='smooth', but init is 'kaiming'"),
         ((3, 1, (2, 2)), {"init": "smooth", "correlation_length": -1.0}, "must be positive, got -1.0"),
-        ((3, 1, (2, 2)), {"normalization": "sigmoid"}, "none, softmax, abs, abs_softmax, got 'sigmoid'"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, options, message):

@@ -67,19 +67,3 @@ def test_a_change_to_any_expert_is_seen(num_experts: int) -> None:
         indices[0, 0, 1199] = expert
         assert check(indices, weight) == 1
         assert check(indices, weight) == 0
-
-
-def test_gates_that_take_turns_keep_their_plans() -> None:
-    first, second = make_routing(), make_routing()
-    check(first)
-    check(second)
-    for _ in range(3):
-        assert check(first) == 0
-        assert check(second) == 0
-
-
-def test_many_gates_are_served_correctly() -> None:
-    routings = [make_routing() for _ in range(60)]
-    for _ in range(2):
-        for indices in routings:
-            check(indices)

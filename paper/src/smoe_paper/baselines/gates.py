@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from smoe.nn import GridConv2d, SpatialGate
-from smoe.options import Normalization, Order
+from smoe.options import Order
 from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 
 
@@ -19,7 +19,6 @@ class NetworkGate(SpatialGate):
     Args:
         *args: Positional arguments of `make_network`.
         order: Order of the selected experts: `families`, `score` or `index`.
-        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
         **options: Keyword arguments of `make_network`, such as `stride` and `padding_mode` of the layer.
     """
 
@@ -32,10 +31,9 @@ class NetworkGate(SpatialGate):
         num_selected: int,
         *args: Any,
         order: Order = "score",
-        normalization: Normalization = "none",
         **options: Any,
     ) -> None:
-        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
+        super().__init__(num_experts, num_selected, order=order)
         self.network = self.make_network(in_channels, *args, **options)
 
     @abstractmethod

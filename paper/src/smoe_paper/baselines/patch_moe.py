@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.losses import squared_variation
 from smoe.ops import top_experts
+from smoe_paper.baselines.routing_losses import squared_variation
 
 # An expert's capacity is rounded up to a multiple of this.
 _CAPACITY_STEP = 4

@@ -102,7 +102,7 @@ def measure(shape: RoutedShape, dtype: torch.dtype, device: torch.device, *, rou
         return routed_conv2d(input, bank, indices, expert_channels=shape.expert_channels, check_indices=False)
 
     def trained() -> torch.Tensor:
-        routing = Routing(indices, scores, scores, scores)
+        routing = Routing(indices, scores)
         options: dict[str, Any] = {"expert_channels": shape.expert_channels, "signal": signal}
         return train_routing(ours(), routing, rule=rule, damping=damping, **options)
 

@@ -235,7 +235,7 @@ def _store(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) 
         "in the end, in their own rows too, as are those by hand: two harmonics of the year (or of the day) and the "
         "damped anomaly of each pixel; and a ridge regression of each pixel on them and the 3 x 3 pixels around, its "
         "penalty by five blocks of times. LightGBM: pooled over pixels, 3 x 3 neighbours, latitude, longitude, seasons "
-        "and hour, stopped by the validation, of the first seed. Plain nets are residual "
+        "and hour, stopped by the validation: the row of the table itself. Plain nets are residual "
         "nets. Processor seconds of the whole fit, one thread; MB: "
         "most memory of the process. Rules of choice were made on other splits, leads and files than these, but for a "
         "few that date from before (the number of patterns, a trend that stays at its last value); that a level "
@@ -310,8 +310,7 @@ def measure(name: str, seed: int, cache: Path, real: Path) -> dict[str, Any]:
     rmse = {row: list(values) for row, values in table.rmse.items()}
     errors = {row: np.asarray(values) for row, values in table.squared.items()}
     others = by_hand(task, x, y) if seed == 0 else {}
-    trees = boosted_trees(task, x, y, seed) if seed == 0 else None
-    for row, each in (others | ({} if trees is None else {"LightGBM": trees})).items():
+    for row, each in others.items():
         if len(each) == len(errors["model"]):
             errors[row] = each
             rmse[row] = np.sqrt(np.nanmean(each, axis=0)).tolist()
@@ -394,65 +393,6 @@ def by_hand(task: Task, x: xr.Dataset, y: xr.Dataset) -> dict[str, np.ndarray]:
         for row, each in squares.items():
             found[row][:, target] = each @ weights[kept] / weights[kept].sum()
     return found
-
-
-def boosted_trees(task: Task, x: xr.Dataset, y: xr.Dataset, seed: int) -> np.ndarray | None:
-    """Squared error of LightGBM at each time of the test period and target, `(N, K)`; None without LightGBM."""
-    try:
-        import lightgbm  # type: ignore[import-not-found]
-    except ImportError:
-        return None
-    before, after, starts, valid, weights = _aligned(task, x, y)
-    periods = {part: _inside(task.periods[part], starts, valid) for part in ("validation", "test")}
-    others = periods["validation"] | periods["test"]
-    train = _inside(task.periods["train"], starts, valid) if "train" in task.periods else ~others
-    padded = np.pad(before, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
-    rows, columns = before.shape[2:]
-    around = [padded[:, :, i : i + rows, j : j + columns] for i in range(3) for j in range(3)]
-    seconds = valid.astype("datetime64[s]").astype(np.int64) / 86400.0
-    waves = [wave(2.0 * np.pi * n * seconds / length) for length in (365.2425, 1.0) for n in (1, 2)
-             for wave in (np.sin, np.cos)]  # fmt: skip
-    place = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")).astype(np.float32)
-
-    def features(which: np.ndarray) -> np.ndarray:
-        fields = np.concatenate([each[which] for each in around], axis=1)
-        time_fields = np.stack([np.broadcast_to(wave[which, None, None], (len(which), rows, columns))
-                                for wave in waves], axis=1)  # fmt: skip
-        places = np.broadcast_to(place, (len(which), *place.shape))
-        return np.concatenate([fields, time_fields, places], axis=1).transpose(0, 2, 3, 1).reshape(len(which), -1,
-            fields.shape[1] + len(waves) + 2).astype(np.float32)  # fmt: skip
-
-    generator = np.random.default_rng(seed)
-    test = np.flatnonzero(periods["test"])
-    found = []
-    for target in range(after.shape[1]):
-        truth = after[:, target].reshape(len(after), -1)
-        # What changes, where the target continues an input.
-        same = before[:, min(target, before.shape[1] - 1)].reshape(len(before), -1)
-        start = same if list(x.data_vars) == list(y.data_vars) else np.zeros_like(same)
-        start = np.where(np.isnan(start), 0.0, start)
-        sets = []
-        for part, most in ((np.flatnonzero(train), 80_000), (np.flatnonzero(periods["validation"]), 30_000)):
-            times, pixels = (generator.choice(each, most) for each in (part, truth.shape[1]))
-            unique, inverse = np.unique(times, return_inverse=True)
-            chosen = np.concatenate([features(unique[first : first + 64]) for first in range(0, len(unique), 64)])
-            values = truth[times, pixels] - start[times, pixels]
-            there = ~np.isnan(values)
-            sets.append((chosen[inverse, pixels][there], values[there]))
-        settings = {"objective": "l2", "num_leaves": 63, "learning_rate": 0.08, "verbose": -1, "seed": seed,
-                    "num_threads": 1, "min_data_in_leaf": 50}  # fmt: skip
-        data = lightgbm.Dataset(*sets[0])
-        booster = lightgbm.train(
-            settings, data, 200, valid_sets=[lightgbm.Dataset(*sets[1], reference=data)],
-            callbacks=[lightgbm.early_stopping(15, verbose=False)],
-        )  # fmt: skip
-        squared = []
-        for time_number in test:
-            one = features(np.asarray([time_number]))[0]
-            error = np.square(np.asarray(booster.predict(one, num_threads=1)) + start[time_number] - truth[time_number])
-            squared.append(np.nansum(error * weights) / weights[~np.isnan(error)].sum())
-        found.append(squared)
-    return np.asarray(found).T
 
 
 def _aligned(task: Task, x: xr.Dataset, y: xr.Dataset) -> tuple[np.ndarray, ...]:

@@ -16,8 +16,7 @@ from torch.utils.data import Dataset
 import smoe
 from smoe import nn
 from smoe.diagnostics import fixed_gates
-from smoe.losses import auxiliary_loss
-from smoe.nn import NoisyGate, RoutedLayer
+from smoe.nn import RoutedLayer
 from smoe.ops import family_members
 from smoe.reports.run_report import Places
 from smoe.rules import Damping, Rule
@@ -26,6 +25,7 @@ from smoe.training.distribution import make_accelerator
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Collate, Metric, Task, evaluate, predict
 from smoe_paper.baselines.low_rank import LowRankLocal2d
+from smoe_paper.baselines.routing_losses import ScoreGate, auxiliary_loss
 from smoe_paper.experiments.experiment import experiment_of
 from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, GateOptions, Recipe, SgdMomentum
 from smoe_paper.experiments.samples import BatchedSamples
@@ -212,7 +212,7 @@ def _check_auxiliary(auxiliary: AuxiliaryLosses, model: torch.nn.Module) -> None
     gates = [module.gate for module in model.modules() if isinstance(module, RoutedLayer)]
     if not gates:
         raise ValueError(f"auxiliary losses need SMoE layers, but {name} has none")
-    without_noise = next((gate for gate in gates if not isinstance(gate, NoisyGate)), None)
+    without_noise = next((gate for gate in gates if not isinstance(gate, ScoreGate) or not gate.std), None)
     if auxiliary.load and without_noise is not None:
         raise ValueError(f"auxiliary.load needs gates with noise, but {name} has a {type(without_noise).__name__}")
 

@@ -17,6 +17,7 @@ from smoe_paper.baselines.gates import ConvGate, CoordConv3Gate, CoordConvGate, 
 from smoe_paper.baselines.layers import CondConv2d, CoordConv2d, LocallyConnected2d
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.baselines.patch_moe import patch_moe_loss
+from smoe_paper.baselines.routing_losses import ScoreGate
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task
 from smoe_paper.heat.data import diffusion_stencil, make_region_map, make_split
@@ -90,7 +91,7 @@ def build_spatial_moe(
 def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate:
     num_experts, num_selected = model.num_experts, model.num_selected
     grid = (region_map.shape[0], region_map.shape[1])
-    common: dict[str, Any] = {"normalization": model.normalization, "order": model.order}
+    common: dict[str, Any] = {"order": model.order}
     regions = torch.from_numpy(region_map)
 
     def make_tensor_gate() -> nn.TensorGate:
@@ -112,7 +113,10 @@ def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate
         "random": lambda: nn.FixedGate.random(num_experts, num_selected, grid, init=model.gate_init, order=model.order),
     }
     gate = makers[model.gate]()
-    return nn.NoisyGate(gate) if model.gate_noise else gate
+    normalization = "none" if isinstance(gate, nn.FixedGate) else model.normalization
+    if normalization == "none" and not model.gate_noise:
+        return gate
+    return ScoreGate(gate, None if model.gate_noise else 0.0, normalization)
 
 
 def _layer_maker(model: ConvNetModel) -> Callable[[int, int], torch.nn.Module]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from smoe.options import Combiner, GateInit, Normalization, Order
+from smoe.options import Combiner, GateInit, Order
 from smoe.rules import RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.recipe import Recipe
@@ -47,7 +47,7 @@ class SpatialMoEModel:
     gate_start: Literal["random", "true"] = "random"
     experts_start: Literal["random", "true"] = "random"
     experts_frozen: bool = False
-    normalization: Normalization = "none"
+    normalization: Literal["none", "softmax", "abs", "abs_softmax"] = "none"
     gate_noise: bool = False
     weighted: bool = False
     order: Order = "score"

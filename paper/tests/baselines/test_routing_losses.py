@@ -8,8 +8,14 @@ from torch import nn
 
 import smoe
 from definitions import gate_gradient
-from smoe.losses import importance_loss, load_loss, spatial_agreement_loss
 from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.routing_losses import (
+    ScoreGate,
+    auxiliary_loss,
+    importance_loss,
+    load_loss,
+    spatial_agreement_loss,
+)
 
 
 def squared_variation(values: list[float]) -> float:
@@ -54,7 +60,7 @@ def test_load_equals_loops(num_selected, is_shared, takes_absolute):
 
 
 def test_load_needs_noise():
-    with pytest.raises(ValueError, match="wrap the gate in a NoisyGate"):
+    with pytest.raises(ValueError, match="give the gate a ScoreGate with noise"):
         load_loss(torch.zeros(1, 2, 1), torch.zeros(1, 2, 1), 1, 0.0)
 
 
@@ -100,11 +106,11 @@ def run(*layers: smoe.SpatialMoE2d) -> nn.Module:
 @pytest.mark.parametrize("is_noisy", [False, True])
 def test_gate_that_does_not_look_at_its_input_counts_once(is_noisy):
     first, other = (smoe.TensorGate(3, 1, (5, 6)) for _ in range(2))
-    gate = smoe.nn.NoisyGate(first) if is_noisy else first
+    gate = ScoreGate(first) if is_noisy else first
 
     def loss(*gates: smoe.SpatialGate) -> torch.Tensor:
         layers = (smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate) for gate in gates)
-        return smoe.losses.auxiliary_loss(run(*layers), importance=True)
+        return auxiliary_loss(run(*layers), importance=True)
 
     torch.testing.assert_close(loss(gate, gate), loss(gate))
     parts = [importance_loss(each.scores.flatten(1)[None].softmax(dim=1)) for each in (first, other)]
@@ -122,15 +128,15 @@ def test_gate_that_looks_at_its_input_counts_in_each_layer():
             expected = expected + 0.5 * spatial_agreement_loss(routing.scores)
     assert isinstance(expected, torch.Tensor)
     assert expected > 0
-    torch.testing.assert_close(smoe.losses.auxiliary_loss(net, spatial_agreement=True, weight=0.5), expected)
+    torch.testing.assert_close(auxiliary_loss(net, spatial_agreement=True, weight=0.5), expected)
 
 
 def test_all_three_are_added_and_reach_the_gate():
-    gate = smoe.nn.NoisyGate(ConvGate(1, 3, 1))
+    gate = ScoreGate(ConvGate(1, 3, 1))
     net = run(smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate))
     names = ("importance", "load", "spatial_agreement")
-    losses = [smoe.losses.auxiliary_loss(net, **{name: True}) for name in names]
-    total = smoe.losses.auxiliary_loss(net, importance=True, load=True, spatial_agreement=True)
+    losses = [auxiliary_loss(net, **{name: True}) for name in names]
+    total = auxiliary_loss(net, importance=True, load=True, spatial_agreement=True)
     torch.testing.assert_close(total, torch.stack(losses).sum())
     for name, loss in zip(names, losses, strict=True):
         (gradient,) = torch.autograd.grad(loss, list(gate.parameters()), retain_graph=True)
@@ -146,13 +152,13 @@ def test_auxiliary_and_routing_classification_gradients_add_up():
         layer.zero_grad()
         loss = with_task * layer(x).pow(2).mean()
         if with_auxiliary:
-            loss = loss + smoe.losses.auxiliary_loss(layer, importance=True)
+            loss = loss + auxiliary_loss(layer, importance=True)
         loss.backward()
         return gate_gradient(layer).clone()
 
     both, task = gradient(True, True), gradient(True, False)
     layer.zero_grad()
-    smoe.losses.auxiliary_loss(layer, importance=True).backward()
+    auxiliary_loss(layer, importance=True).backward()
     auxiliary = gate_gradient(layer)
     assert auxiliary.abs().max() > 0
     torch.testing.assert_close(both, task + auxiliary)
@@ -161,10 +167,10 @@ def test_auxiliary_and_routing_classification_gradients_add_up():
 def test_wrong_uses():
     layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(5, 6))
     with pytest.raises(ValueError, match="choose at least one of importance, load, spatial_agreement"):
-        smoe.losses.auxiliary_loss(layer)
+        auxiliary_loss(layer)
     with pytest.raises(ValueError, match="no forward pass in training mode yet"):
-        smoe.losses.auxiliary_loss(layer, importance=True)
+        auxiliary_loss(layer, importance=True)
     with pytest.raises(ValueError, match="Linear holds no SMoE layer"):
-        smoe.losses.auxiliary_loss(nn.Linear(1, 1), importance=True)
+        auxiliary_loss(nn.Linear(1, 1), importance=True)
     with pytest.raises(ValueError, match="only with routing noise"):
-        smoe.losses.auxiliary_loss(run(layer), load=True)
+        auxiliary_loss(run(layer), load=True)
