@@ -14,7 +14,6 @@ import smoe
 from smoe.rules import RoutingClassification
 from smoe_paper.baselines.gates import ConvGate, LinearGate, LocallyConnectedGate
 from smoe_paper.baselines.layers import CoordConv2d
-from smoe_paper.baselines.low_rank import InputCombiner, LowRankLocal2d, RowsAndColumns, Table
 from smoe_paper.baselines.routing_losses import ScoreGate
 from smoe_paper.models import ResNet
 
@@ -106,26 +105,6 @@ def test_what_is_frozen_stays_frozen_and_modes_stay() -> None:
     torch.testing.assert_close(new[0].get_parameter("_affine.scale"), expected)
     assert new[0].weight.requires_grad
     assert new[1].num_batches_tracked == 0
-
-
-@pytest.mark.parametrize(("combiner", "stride"), [("rows_and_columns", 2), ("table", 1), ("input", 2)])
-def test_low_rank_layers(combiner: Any, stride: int) -> None:
-    layer = LowRankLocal2d(
-        3, 4, combiner=combiner, spatial_rank=2, spatial_shape=(9, 9), spatial_bias=True, stride=stride
-    )
-    for parameter in layer.parameters():
-        parameter.data += torch.randn_like(parameter)
-    x = torch.randn(1, 3, 12 * stride, 11 * stride)
-    new = smoe.interpolate_grids(layer, example_input=x)
-    assert new(x).shape == (1, 4, 12, 11)
-    for maps in (new.combiner, new.spatial_bias):
-        if isinstance(maps, (RowsAndColumns, Table)):
-            assert maps().shape[1:] == (12, 11)
-    if not isinstance(layer.combiner, InputCombiner):
-        # Bilinear interpolation of a sum of a row and a column is that of its parts.
-        expected = F.interpolate(layer.combiner()[None], (12, 11), mode="bilinear", align_corners=False)[0]
-        assert not isinstance(new.combiner, InputCombiner)
-        torch.testing.assert_close(new.combiner(), expected)
 
 
 def test_gates_of_other_kinds() -> None:

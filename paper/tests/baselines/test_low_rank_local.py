@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import smoe
 from definitions import assert_same, draw_parameters, loop_conv2d, output_and_gradients
 from low_rank_definition import define_input_combiner, define_low_rank_local
 from smoe.ops import output_grid
-from smoe_paper.baselines.low_rank import InputCombiner, LowRankLocal2d, fitting_dilations
+from smoe_paper.baselines.low_rank import InputCombiner, LowRankLocal2d, RowsAndColumns, Table, fitting_dilations
 
 
 def compare_with_definition(layer: LowRankLocal2d, x: torch.Tensor) -> None:
@@ -112,3 +115,23 @@ def test_other_grid_is_refused(combiner):
         ValueError, match=r"output grid of \(3, 4\), .* but an input of \(8, 5\) at stride 2 has .* \(4, 3\)"
     ):
         layer(torch.randn(1, 1, 8, 5))
+
+
+@pytest.mark.parametrize(("combiner", "stride"), [("rows_and_columns", 2), ("table", 1), ("input", 2)])
+def test_another_grid(combiner: Any, stride: int) -> None:
+    layer = LowRankLocal2d(
+        3, 4, combiner=combiner, spatial_rank=2, spatial_shape=(9, 9), spatial_bias=True, stride=stride
+    )
+    for parameter in layer.parameters():
+        parameter.data += torch.randn_like(parameter)
+    x = torch.randn(1, 3, 12 * stride, 11 * stride)
+    new = smoe.interpolate_grids(layer, example_input=x)
+    assert new(x).shape == (1, 4, 12, 11)
+    for maps in (new.combiner, new.spatial_bias):
+        if isinstance(maps, (RowsAndColumns, Table)):
+            assert maps().shape[1:] == (12, 11)
+    if not isinstance(layer.combiner, InputCombiner):
+        # Bilinear interpolation of a sum of a row and a column is that of its parts.
+        expected = F.interpolate(layer.combiner()[None], (12, 11), mode="bilinear", align_corners=False)[0]
+        assert not isinstance(new.combiner, InputCombiner)
+        torch.testing.assert_close(new.combiner(), expected)

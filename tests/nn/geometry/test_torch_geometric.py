@@ -11,13 +11,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     geometric = pytest.importorskip("torch_geometric")
     from torch_geometric.data import Data
-    from torch_geometric.loader import DataLoader, NodeLoader
+    from torch_geometric.loader import DataLoader
     from torch_geometric.nn import GCN, GATConv, GCNConv, GraphConv, SAGEConv, Sequential
-    from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
-    from torch_geometric.utils import k_hop_subgraph
 
 import smoe
-from definitions import gate_gradient
 from smoe.nn._graph_layer import GraphMoE
 
 N, C = 20, 4
@@ -143,41 +140,3 @@ def test_batches_of_a_data_loader():
         single = torch.cat([model(sample.x, sample.edge_index) for sample in batch.to_data_list()])
         torch.testing.assert_close(output, single)
         (output - batch.y).square().mean().backward()
-
-
-class NeighbourSampler(BaseSampler):
-    """All neighbours of the seeds, in plain PyTorch: torch_geometric's own sampler needs pyg-lib or torch-sparse."""
-
-    def __init__(self, edges: torch.Tensor) -> None:
-        self.edges = edges
-
-    def sample_from_nodes(self, index: NodeSamplerInput, **others: object) -> SamplerOutput:
-        nodes, _, _, is_kept = k_hop_subgraph(index.node, 1, self.edges, num_nodes=N)
-        nodes = torch.cat([index.node, nodes[~torch.isin(nodes, index.node)]])
-        places = torch.full((N,), -1)
-        places[nodes] = torch.arange(len(nodes))
-        row, column = places[self.edges[:, is_kept]]
-        return SamplerOutput(nodes, row, column, is_kept.nonzero().flatten(), metadata=(index.input_id, index.time))
-
-    def sample_from_edges(self, index: object, neg_sampling: object = None) -> SamplerOutput:
-        raise NotImplementedError
-
-
-def test_batches_of_a_neighbour_loader():
-    data = Data(x=torch.randn(N, C), edge_index=EDGES)
-    layer = GraphMoE.from_experts(C, 6, 2, num_nodes=N, rule="rc")
-    everything = layer(data.x, data.edge_index).detach()
-    seen = []
-    for batch in NodeLoader(data, node_sampler=NeighbourSampler(EDGES), batch_size=6, shuffle=True):
-        layer.zero_grad()
-        output = layer(batch.x, batch.edge_index, node_id=batch.n_id)
-        seeds = batch.n_id[: batch.batch_size]
-        torch.testing.assert_close(output[: batch.batch_size], everything[seeds])
-        output[: batch.batch_size].square().sum().backward()
-        seen.append(seeds)
-        # Only nodes of the batch can teach the gate.
-        gradient = gate_gradient(layer).view(6, N)
-        absent = torch.ones(N, dtype=torch.bool)
-        absent[batch.n_id] = False
-        assert gradient.abs().sum() > 0 and gradient[:, absent].abs().sum() == 0
-    assert torch.cat(seen).sort().values.tolist() == list(range(N))
