@@ -44,13 +44,7 @@ class SpatialGate(SelfTaught, ABC):
 
     order_code: torch.Tensor
 
-    def __init__(
-        self,
-        num_experts: int,
-        num_selected: int,
-        *,
-        order: Order = "score",
-    ) -> None:
+    def __init__(self, num_experts: int, num_selected: int, *, order: Order = "score") -> None:
         super().__init__()
         if num_experts < 1:
             raise ValueError(f"num_experts must be at least 1, got {num_experts}")
