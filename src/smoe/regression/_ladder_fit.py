@@ -151,8 +151,9 @@ def mesh_neighbours(coordinates: np.ndarray, rings: Sequence[int]) -> np.ndarray
 
 def _solve(system: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Solves symmetric systems, of columns that may hardly differ or be all zero, for several right sides."""
-    size = np.trace(system, axis1=-2, axis2=-1)[..., None, None] / max(system.shape[-1], 1)
-    system = system + (1e-10 * size + 1e-200) * np.eye(system.shape[-1])
+    system = system.copy()
+    diagonal = np.einsum("...ii->...i", system)
+    diagonal += 1e-10 * diagonal.mean(axis=-1, keepdims=True) + 1e-200
     is_vector = right.ndim == system.ndim - 1
     right = right[..., None] if is_vector else right
     try:
@@ -255,15 +256,22 @@ class NormalEquations:
 
     def fit(self, chosen: np.ndarray, penalty: np.ndarray, start: np.ndarray, seen: np.ndarray) -> np.ndarray:
         """Coefficients `(n, F, p, K)` of fits to the blocks that each has `seen`, `(F, B)`, drawn to `start`."""
-        gram = np.tensordot(seen, self.gram[:, :, chosen][..., chosen], (1, 1)).swapaxes(0, 1)
-        cross = np.tensordot(seen, self.cross[:, :, chosen], (1, 1)).swapaxes(0, 1)
-        counts = np.maximum(self.counts @ seen.T, 1)[..., None, None]
-        found = np.empty(cross.shape)
+        gram, cross = self._summed(chosen, seen)
+        counts = np.maximum(self.counts @ seen.T, 1)[..., None]
+        found, unpenalised = np.empty(cross.shape), np.einsum("...ii->...i", gram).copy()
         for value, targets in _alike(penalty):
-            diagonal = np.maximum(value, _LEAST_PENALTY)
-            right = cross[..., targets] + counts * (diagonal[:, None] * start[..., targets])
-            found[..., targets] = _solve(gram + counts * np.diag(diagonal), right)
+            diagonal = counts * np.maximum(value, _LEAST_PENALTY)
+            np.einsum("...ii->...i", gram)[...] = unpenalised + diagonal
+            found[..., targets] = _solve(gram, cross[..., targets] + diagonal[..., None] * start[..., targets])
         return found
+
+    def _summed(self, chosen: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sums over the blocks that each fit has seen, `(n, F, p, p)` and `(n, F, p, K)`."""
+        found = []
+        for sums in (self.gram[:, :, chosen[:, None], chosen], self.cross[:, :, chosen]):
+            joined = seen @ sums.reshape(*sums.shape[:2], -1)
+            found.append(joined.reshape(len(sums), len(seen), *sums.shape[2:]))
+        return found[0], found[1]
 
     def errors(self, chosen: np.ndarray, found: np.ndarray) -> np.ndarray:
         """Sum of squared errors of each block by the coefficients of the fit that has not seen it, `(n, B, K)`."""
@@ -276,9 +284,9 @@ class NormalEquations:
         found = np.zeros((len(seen), len(chosen), self.cross.shape[3]))
         if not len(rest):
             return found
-        for number, blocks in enumerate(seen):
-            gram = np.tensordot(blocks, self.gram[:, :, chosen][..., chosen], (0, 1))
-            cross = np.tensordot(blocks, self.cross[:, :, chosen], (0, 1))
+        grams, crosses = self._summed(chosen, seen)
+        for number in range(len(seen)):
+            gram, cross = grams[:, number], crosses[:, number]
             size = 1e-9 * np.trace(gram, axis1=1, axis2=2)[:, None, None]
             of_time = gram[:, time][..., time] + size * np.eye(len(time))
             removed = _solve(of_time, np.concatenate([gram[:, time][..., rest], cross[:, time]], axis=2))
