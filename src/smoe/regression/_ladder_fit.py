@@ -153,7 +153,7 @@ def _solve(system: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Solves symmetric systems, of columns that may hardly differ or be all zero, for several right sides."""
     system = system.copy()
     diagonal = np.einsum("...ii->...i", system)
-    diagonal += 1e-10 * diagonal.mean(axis=-1, keepdims=True) + 1e-200
+    diagonal += 1e-10 * diagonal.sum(axis=-1, keepdims=True) / max(system.shape[-1], 1) + 1e-200
     is_vector = right.ndim == system.ndim - 1
     right = right[..., None] if is_vector else right
     try:
