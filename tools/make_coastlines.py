@@ -1,10 +1,10 @@
-"""Makes src/smoe/views/coastlines.npz, the outline of the land that maps are drawn with.
+"""Makes src/smoe/coastlines.npz, the outline of the land that maps are drawn with.
 
 The outline is Natural Earth's land at 1:110 million (naturalearthdata.com), which is in the public domain. It is taken
 from the TopoJSON that the npm package `world-atlas` holds of it:
 
     npm pack world-atlas@2.0.2 && tar xzf world-atlas-2.0.2.tgz
-    python tools/make_coastlines.py package/land-110m.json src/smoe/views/coastlines.npz
+    python tools/make_coastlines.py package/land-110m.json src/smoe/coastlines.npz
 
 The result holds `points`, longitude and latitude in hundredths of a degree, `(n, 2)` int16, and `ends`, the number of
 the point after the last one of each line, int32.

@@ -38,7 +38,7 @@ def coastlines() -> tuple[np.ndarray, ...]:
 
     Natural Earth's land at 1:110 million, which is in the public domain; made by `tools/make_coastlines.py`.
     """
-    with resources.files("smoe").joinpath("views", "coastlines.npz").open("rb") as file, np.load(file) as stored:
+    with resources.files("smoe").joinpath("coastlines.npz").open("rb") as file, np.load(file) as stored:
         return tuple(np.split(stored["points"] / 100.0, stored["ends"][:-1]))
 
 

@@ -605,7 +605,7 @@ def _time_of(dataset: Any) -> str:
 
 def draw_run(folder: Path) -> list[Path]:
     """Draws the routing of a fitted model into `pictures/routing.png`."""
-    from smoe.views._routing import plot_routing
+    from smoe.views import plot_routing
 
     fitted = load_model(folder)
     path = folder / "pictures" / "routing.png"

@@ -15,10 +15,11 @@ from matplotlib.image import imread
 from torch import nn
 
 import smoe
+from smoe import views
 from smoe._notebook import NUM_DISTINCT, coastlines, expert_colours, html_table, project
 from smoe.nn import GraphMoE, SpatialMoE2d
 from smoe.regression._scores import ScoreTable
-from smoe.views import _routing, plot_routing
+from smoe.views import plot_routing
 from smoe_paper.baselines.gates import ConvGate
 
 RNG = np.random.default_rng(0)
@@ -27,7 +28,7 @@ RNG = np.random.default_rng(0)
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     drawn: list[Figure] = []
-    monkeypatch.setattr(_routing, "save_picture", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(views, "save_picture", lambda figure, path: drawn.append(figure))
     return drawn
 
 

@@ -1,4 +1,4 @@
-"""The routing of a layer or a model."""
+"""Pictures of the routing of a layer or a model; only here and in the experiments is matplotlib imported."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from smoe._maps import Places, View, make_views
 from smoe._notebook import NUM_DISTINCT, expert_colours
 from smoe.diagnostics import expert_use, fixed_choices, fixed_gates, similarity_colours
 from smoe.diagnostics._choices import Choices, as_array
+
+__all__ = ["plot_routing", "save_picture"]
 
 # Steps of a coordinate that differ by less than this share are one step, as files with rounded numbers have it.
 _ROUNDING = 0.02
