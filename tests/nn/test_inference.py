@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 
 import pytest
 import torch
@@ -104,23 +103,3 @@ def test_inference_is_seen_by_modes_and_transforms() -> None:
         torch.testing.assert_close(torch.vmap(layer)(x[None])[0], expected, rtol=1e-4, atol=1e-4)
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
-
-
-def test_threads_may_share_a_frozen_layer() -> None:
-    layer, x = make("pairs")
-    frozen, inputs = smoe.freeze(layer), [x * number for number in range(1, 5)]
-    outputs: list[torch.Tensor | None] = [None] * len(inputs)
-
-    def work(number: int) -> None:
-        with torch.no_grad():
-            for _ in range(20):
-                outputs[number] = frozen(inputs[number][: 1 + number % 2])
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, output in enumerate(outputs):
-        assert output is not None
-        torch.testing.assert_close(output, slowly(frozen, inputs[number][: 1 + number % 2]), rtol=1e-4, atol=1e-4)
