@@ -200,9 +200,6 @@ class _Gaps:
     def add(self, first: int, block: np.ndarray) -> None:
         rows = slice(first, first + len(block))
         self.lows[rows], self.highs[rows] = (end.reduce(block, axis=(2, 3)) for end in (np.fmin, np.fmax))
-        if is_all_finite(block):
-            self.always[self._dynamic] &= len(block) == 0
-            return
         missing = np.isnan(block)
         self.always[self._dynamic] &= missing.all(axis=0)
         self.ever[self._dynamic] |= missing.any(axis=0)
@@ -218,7 +215,7 @@ def _check_block(block: np.ndarray, channels: list[Channel], source: FieldSource
         count = int(is_wrong[row, channel].sum())
         raise DataError(f"{channels[channel].name} of {source.where} has {count} {what}{at}{remedy}")
 
-    if not is_all_finite(block) and (infinite := np.isinf(block)).any():
+    if (infinite := np.isinf(block)).any():
         refuse(infinite, "infinite values", ": correct the file or mark them as missing")
     if (found := find_mark(block)) is not None:
         channel, mark = found
@@ -247,15 +244,6 @@ def _is_apart(values: np.ndarray, mark: np.floating) -> bool:
         return False
     low, high = float(others.min()), float(others.max())
     return min(abs(float(mark) - low), abs(float(mark) - high)) > high - low
-
-
-def is_all_finite(block: np.ndarray) -> bool:
-    """Whether no value is infinite or missing: a sum would not be finite, which is quicker to see.
-
-    False for finite values whose sum overflows, too: the values then decide.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        return bool(np.isfinite(np.add.reduce(block, axis=None)))
 
 
 def describe_position(source: FieldSource, position: int, channel: Channel | None = None) -> str:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -196,9 +196,6 @@ def pixel_weights(grid: HorizontalGrid, options: RegressorOptions) -> np.ndarray
     return np.ones(grid.shape) if weights is None else weights
 
 
-Kept = Literal["ladder", "net", "plain", "alone"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Learned:
     """What a fitted regressor consists of beside its nets."""
@@ -269,10 +266,10 @@ class Fitted(Learned):
         return {name: net for name, net in found.items() if net is not None and name in self.shares}
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> str:
         """The net with the largest share in what predicts, or the ladder."""
         best = max(self.shares, key=lambda name: float(self.shares[name].sum()), default="ladder")
-        return cast("Kept", best) if best in self.shares and self.shares[best].any() else "ladder"
+        return best if best in self.shares and self.shares[best].any() else "ladder"
 
     @property
     def keeps_plain(self) -> bool:
@@ -326,10 +323,6 @@ class Fitted(Learned):
         if which not in self.bounds:
             raise DataError(f"the model has no period {which!r}; {suggest(which, self.bounds)}")
         return Period(*self.bounds[which], self.calendar)
-
-    def best_validation(self, which: str) -> float | None:
-        """Lowest objective of the validation part in the training of the `model` or the `plain` net."""
-        return best_validation(self.records.get(which, ()))
 
     def worse_than_plain(self) -> str | None:
         """A warning if the plain net of the same size is better on the validation part, with what becomes of it."""

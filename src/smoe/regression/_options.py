@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 from smoe.errors import OptionError, suggest
 from smoe.training.plan import TRACKERS, Tracker
@@ -13,10 +13,7 @@ NetName = Literal[
     "layer", "resnet", "unet", "graph", "healpix",
     "ladder", "persistence", "mean-error", "climatology", "damped", "linear", "ridge",
 ]  # fmt: skip
-NET_NAMES: tuple[NetName, ...] = get_args(NetName)
-
 Objective = Literal["mse", "mae", "quantiles", "gaussian"]
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 SIMPLE: dict[str, str | None] = {
     "ladder": None,
@@ -30,7 +27,6 @@ SIMPLE: dict[str, str | None] = {
 """Nets that are simple models alone, by the rung of the ladder that they are; None: the best of them."""
 
 Missing = Literal["refuse", "drop", "fill"]
-MISSING: tuple[Missing, ...] = get_args(Missing)
 
 MACHINE_OPTIONS = ("max_memory_gb", "device", "num_threads", "num_workers", "log_with")
 """Options of the machine that fits: neither stored with a model nor taken from its files."""
@@ -134,16 +130,9 @@ class RegressorOptions:
     log_with: Tracker | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("net", NET_NAMES),
-            ("objective", OBJECTIVES),
-            ("missing", MISSING),
-            ("residual", ("auto", "yes", "no")),
-            ("compare", ("auto", "yes", "no")),
-            ("keep", ("better", "smoe")),
-            ("refit", ("auto", "yes", "no")),
-        ):
-            value = getattr(self, name)
+        hints = get_type_hints(type(self))
+        for name in ("net", "objective", "missing", "residual", "compare", "keep", "refit"):
+            value, known = getattr(self, name), get_args(hints[name])
             if value not in known:
                 raise OptionError(
                     f"{name} must be one of {', '.join(known)}, got {value!r}; {suggest(str(value), known)}"

@@ -193,7 +193,7 @@ class GridRegressor:
         Raises:
             DataError: If the data cannot be used, with the reason.
         """
-        reporter = self._reporter()
+        reporter = BarReporter("loss", is_quiet=not self._shows_progress)
         notify = notify or reporter.notify
         folder = None if run_dir is None else Path(run_dir)
         directory = None if folder is None else RunDirectory(folder / "training")
@@ -264,7 +264,11 @@ class GridRegressor:
         torch.manual_seed(options.seed)
         net = wrap_own_net(self._own_net, shape) if self._own_net is not None else make_net(shape, options, mesh)
         if warm_start:
-            _continue_from(self._fitted, net, shape)
+            if self._fitted is None or self._fitted.shape != shape:
+                raise DataError(
+                    "warm_start needs a model that was fitted to the same variables and grid: fit without it"
+                )
+            net.load_state_dict(self._fitted.net.state_dict())
         objective = GridObjective(options, weights, self._own_objective)
         num_values = len(train) * shape.in_channels * shape.grid[0] * shape.grid[1]
         compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
@@ -308,6 +312,7 @@ class GridRegressor:
                     )  # fmt: skip
                     learn(which, on, reporter)
         is_refitted = options.refit == "yes" or (options.refit == "auto" and "test" in prepared.splits)
+        times = np.concatenate([train.pairs.starts, train.pairs.valid])
         on_simple = bases.get(simple, bases[base])
         judged = judge(nets, bases[base], on_simple, validation, ladders.train, weights, options, is_own=is_own)
         fitted = Fitted(
@@ -335,7 +340,7 @@ class GridRegressor:
             periods={name: str(period) for name, period in prepared.periods.items()},
             bounds={name: (period.start, period.stop) for name, period in prepared.periods.items()},
             records=records,
-            trained=_span(train.pairs),
+            trained=(int(times.min()), int(times.max()) + 1),
             samples=prepared.samples,
             notes=(*prepared.notes, *prepared.warnings),
         )
@@ -504,9 +509,6 @@ class GridRegressor:
         model._fitted = fitted
         return model
 
-    def _reporter(self) -> BarReporter:
-        return BarReporter("loss", is_quiet=not self._shows_progress)
-
     def _tracked(self, reporter: Reporter, folder: Path | None) -> Reporter:
         if self.options.log_with is None:
             return reporter
@@ -531,11 +533,6 @@ def _check_names(options: Mapping[str, Any]) -> None:
             raise OptionError(f"GridRegressor has no option {name!r}; {suggest(name, known)}")
 
 
-def _span(pairs: Pairs) -> tuple[int, int]:
-    times = np.concatenate([pairs.starts, pairs.valid])
-    return int(times.min()), int(times.max()) + 1
-
-
 @contextmanager
 def _nothing_left_of_bad_data(folder: Path | None) -> Iterator[None]:
     """Removes fields that were streamed from data that cannot be used; an interrupt keeps them, for a later run."""
@@ -547,12 +544,6 @@ def _nothing_left_of_bad_data(folder: Path | None) -> Iterator[None]:
             with suppress(OSError):
                 folder.rmdir()
         raise
-
-
-def _continue_from(fitted: Fitted | None, net: Regression, shape: NetShape) -> None:
-    if fitted is None or fitted.shape != shape:
-        raise DataError("warm_start needs a model that was fitted to the same variables and grid: fit without it")
-    net.load_state_dict(fitted.net.state_dict())
 
 
 load = GridRegressor.load

@@ -139,24 +139,6 @@ def choose_batch(options: RegressorOptions, num_samples: int, num_pixels: int, n
     return min(chosen, num_samples)
 
 
-def make_plan(options: RegressorOptions, batch_size: int) -> TrainingPlan:
-    """The plan of a training: the learning rate falls when the validation stops to improve, then the training ends."""
-    return TrainingPlan(
-        batch_size=batch_size,
-        evaluation_batch_size=batch_size,
-        max_epochs=min(options.max_epochs, _QUICK_EPOCHS) if options.quick else options.max_epochs,
-        monitor="loss",
-        monitor_mode="min",
-        stop_at=None,
-        plateau_patience=max(1, options.patience // 3),
-        plateau_factor=0.3,
-        early_stop_patience=options.patience,
-        device=options.device,
-        num_threads=options.num_threads,
-        num_workers=options.num_workers,
-    )
-
-
 def train_net(
     net: nn.Module,
     splits: Mapping[str, NetSamples],
@@ -175,7 +157,21 @@ def train_net(
     keep_freed_memory()
     example = splits["train"][0][0]
     batch = choose_batch(options, len(splits["train"]), example[0].numel(), len(example))
-    plan = make_plan(options, batch)
+    # The learning rate falls when the validation stops to improve, then the training ends.
+    plan = TrainingPlan(
+        batch_size=batch,
+        evaluation_batch_size=batch,
+        max_epochs=min(options.max_epochs, _QUICK_EPOCHS) if options.quick else options.max_epochs,
+        monitor="loss",
+        monitor_mode="min",
+        stop_at=None,
+        plateau_patience=max(1, options.patience // 3),
+        plateau_factor=0.3,
+        early_stop_patience=options.patience,
+        device=options.device,
+        num_threads=options.num_threads,
+        num_workers=options.num_workers,
+    )
     task = Task(
         model=net,
         optimizer=torch.optim.Adam(net.parameters(), lr=options.learning_rate),

@@ -15,7 +15,7 @@ import numpy as np
 from smoe._maps import Axis, Places
 from smoe.errors import DataError
 from smoe.gridded._times import show_time
-from smoe.regression._fitted import Fitted, load_model
+from smoe.regression._fitted import Fitted, best_validation, load_model
 from smoe.regression._nets import count_parameters
 from smoe.regression._prediction import central
 from smoe.regression._scores import PLAIN, SCORES, ComparedBatch, compare_batches, open_scored, ranked
@@ -115,7 +115,7 @@ def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
     """The period of the stored scores, and the scores; without them, the best validation."""
     file = path / SCORES
     if not file.is_file():
-        ours, plain = fitted.best_validation("model"), fitted.best_validation("plain")
+        ours, plain = (best_validation(fitted.records.get(name, ())) for name in ("model", "plain"))
         rows = [] if ours is None else [ScoreRow("model", "this run", {"loss": ours}, is_own=True)]
         rows += [] if plain is None else [ScoreRow(PLAIN, "here, same data", {"loss": plain})]
         return "validation", ScoreSheet("validation", tuple(rows))
