@@ -1,4 +1,4 @@
-"""Gates that do not look at their input: a table of scores, products of keys and embeddings, or a coarse grid."""
+"""Gates that do not look at their input: a table of scores, or products of keys and embeddings."""
 
 from __future__ import annotations
 
