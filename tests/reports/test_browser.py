@@ -334,21 +334,6 @@ def test_all_runs_are_printed(browser: Browser, tmp_path: Path) -> None:
         assert browser.evaluate(f"document.querySelectorAll('#run-{number} canvas').length") == 8
 
 
-@pytest.mark.parametrize("kind", ["mesh", "flat mesh"])
-def test_points_are_not_cut_off(browser: Browser, tmp_path: Path, kind: str) -> None:
-    places = place_samples()[kind]
-    open_page(browser, tmp_path, sample_report(places=places, gates=(random_gate(places),), error_maps=()))
-    rim = """(() => {
-      const canvas = document.querySelector('#run-0-routing canvas'), copy = document.createElement('canvas');
-      const [width, height] = [copy.width, copy.height] = [canvas.width, canvas.height];
-      const context = copy.getContext('2d', { willReadFrequently: true });
-      context.drawImage(canvas, 0, 0);
-      const sides = [[0, 0, width, 1], [0, height - 1, width, 1], [0, 0, 1, height], [width - 1, 0, 1, height]];
-      return sides.map((side) => context.getImageData(...side).data.reduce((sum, value) => sum + value, 0));
-    })()"""
-    assert browser.evaluate(rim) == [0, 0, 0, 0]
-
-
 def test_everything_that_acts_has_a_name(browser: Browser, tmp_path: Path) -> None:
     open_page(browser, tmp_path, sample_report(), sample_report("second", 1))
     browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")

@@ -285,6 +285,12 @@ def test_errors_that_are_all_missing_are_shown() -> None:
         assert np.isnan(read(block, shown["values"])).all() and shown["low"] <= shown["high"]
 
 
+@pytest.mark.parametrize("kind", ["mesh", "flat mesh"])
+def test_nodes_are_not_cut_off(kind: str) -> None:
+    for view in make_views(place_samples()[kind])[0]:
+        assert (np.pad(view.cells[1:-1, 1:-1], 1, constant_values=-1) == view.cells).all()
+
+
 def test_near_nodes_cover_far_ones() -> None:
     # A sphere: from each side its near half is seen, every dot of it by the node next to it.
     north = np.arcsin(1 - 2 * (np.arange(500) + 0.5) / 500)
