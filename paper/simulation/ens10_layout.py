@@ -1,4 +1,4 @@
-"""ENS-10's file layout at 5.625 degrees: members of each date, their statistics, and the truth."""
+"""ENS-10's file layout at 5.625 degrees: members of each date, and the truth."""
 
 from __future__ import annotations
 
@@ -94,54 +94,26 @@ def write_members(
     layout.write_file(data, members_file(root, kind, start), {"time": hours, "valid_time": hours, **packing})
 
 
-def write_statistics(root: Path, starts: Sequence[np.datetime64]) -> None:
-    """Writes `ENS10_pl_mean.nc` and its kin from the members' files: population statistics, at the valid times."""
-    for kind, variables in VARIABLES.items():
-        statistics: dict[str, dict[str, list[np.ndarray]]] = {
-            statistic: {variable.name: [] for variable in variables.values()} for statistic in ("mean", "std")
-        }
-        members = 0
-        for start in starts:
-            with xr.open_dataset(members_file(root, kind, start)) as data:
-                for name, variable in variables.items():
-                    values = data[name].values.astype(np.float64)
-                    members = len(values)
-                    statistics["mean"][variable.name].append(values.mean(axis=0).astype(np.float32))
-                    statistics["std"][variable.name].append(values.std(axis=0).astype(np.float32))
-        units = {variable.name: variable.units for variable in variables.values()}
-        for statistic, fields in statistics.items():
-            stacked = {name: np.stack(values) for name, values in fields.items()}
-            _write_dated(
-                root / f"ENS10_{kind}_{statistic}.nc", starts, stacked, units, LEVELS, {"num_members": members}
-            )
-
-
 def write_truth(root: Path, starts: Sequence[np.datetime64], truth: dict[str, np.ndarray]) -> None:
     """Writes `ERA5_z500.nc` and its kin, under the layout's names: the model's truth, `(T, 32, 64)` for each task."""
     for task, (name, level, file) in TRUTH.items():
         units = "m2 s-2" if name == "Z" else "K"
         fields = truth[task] if level is None else truth[task][:, None]
-        _write_dated(root / file, starts, {name: fields}, {name: units}, (level,), {})
+        _write_dated(root / file, starts, name, fields, units, level)
 
 
 def _write_dated(
-    path: Path,
-    starts: Sequence[np.datetime64],
-    fields: dict[str, np.ndarray],
-    units: dict[str, str],
-    levels: tuple[int | None, ...],
-    attributes: dict[str, str | int],
+    path: Path, starts: Sequence[np.datetime64], name: str, fields: np.ndarray, units: str, level: int | None
 ) -> None:
     times = (np.array(starts, "datetime64[D]") + LEAD).astype("datetime64[ns]")
-    has_levels = next(iter(fields.values())).ndim == 4
-    dims = ("time", "plev", "lat", "lon") if has_levels else ("time", "lat", "lon")
+    dims = ("time", "lat", "lon") if level is None else ("time", "plev", "lat", "lon")
     coordinates = {
         "time": ("time", times),
         "lat": ("lat", LATITUDE, {"units": "degrees_north"}),
         "lon": ("lon", LONGITUDE, {"units": "degrees_east"}),
     }
-    if has_levels:
-        coordinates["plev"] = ("plev", [100.0 * level for level in levels if level is not None], {"units": "Pa"})
-    variables = {name: (dims, values.astype(np.float32), {"units": units[name]}) for name, values in fields.items()}
+    if level is not None:
+        coordinates["plev"] = ("plev", [100.0 * level], {"units": "Pa"})
+    variables = {name: (dims, fields.astype(np.float32), {"units": units})}
     encoding = {"time": {"units": "hours since 1990-01-01", "dtype": "int64"}}
-    layout.write_file(xr.Dataset(variables, coordinates, {"source": ORIGIN, **attributes}), path, encoding)
+    layout.write_file(xr.Dataset(variables, coordinates, {"source": ORIGIN}), path, encoding)

@@ -143,10 +143,9 @@ def is_complete(folder: RunFolder, output: Path, forecasts: Sequence[np.datetime
 
 
 def write_summaries(folder: RunFolder, output: Path, forecasts: Sequence[np.datetime64]) -> None:
-    """Writes the files that hold all dates, statistics and truth, of complete forecasts."""
+    """Writes the truth of complete forecasts, in files that hold all dates."""
     truth = [_read(EnsembleFolder(folder).truth_file(start)) for start in forecasts]
     ens10_layout.write_truth(output, forecasts, {name: np.stack([each[name] for each in truth]) for name in truth[0]})
-    ens10_layout.write_statistics(output, forecasts)
 
 
 def _forecast(

@@ -10,19 +10,21 @@ import numpy as np
 
 from smoe_paper.atmosphere.fields import Grid
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EmosModel, EnsembleData, EnsembleRecipe
+from smoe_paper.ens10.store import EnsembleStore
+from smoe_paper.ens10.variables import TaskName
 
 # An odd number of rows with both poles, as ENS-10 has, and a multiple of 4 columns.
 GRID = Grid((90.0, 67.5, 45.0, 22.5, 0.0, -22.5, -45.0, -67.5, -90.0), tuple(45.0 * j for j in range(8)))
 
 
 @dataclass
-class MemoryEnsemble:
+class MemoryEnsemble(EnsembleStore):
     """Five members whose mean is too low by half a kelvin and which differ by less than their error.
 
     Twelve forecasts in each of three years. The EFI is known in the last one.
     """
 
-    task: str = "t850"
+    task: TaskName = "t850"
     num_members: int = 5
     grid: Grid = GRID
     path: Path = Path("memory")
@@ -52,16 +54,12 @@ class MemoryEnsemble:
         years, months = np.divmod(np.arange(self.num_dates), 12)
         self.dates = np.array([f"{2000 + year}-{month + 1:02d}-05" for year, month in zip(years, months, strict=True)])
         self.dates = self.dates.astype("datetime64[D]")
-        self.valid_dates = self.dates + np.timedelta64(2, "D")
 
     def __getattr__(self, name: str) -> Any:
         fields = self.__dict__.get("fields", {})
         if name in fields:
             return fields[name]
         raise AttributeError(name)
-
-    def years(self) -> tuple[int, ...]:
-        return (2000, 2001, 2002)
 
 
 def make_ensemble(**options: Any) -> Any:

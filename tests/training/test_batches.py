@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from smoe.training.task import MeanLoss, MetricSums, OrderedBatches, ShuffledBatches, load_batches, predict
-from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
-from smoe_paper.probabilistic_metrics import GaussianSpreadSkill
+from smoe_paper.metrics import GaussianSpreadSkill, MeanAbsoluteError, MeanSquaredError, PercentWithin
 
 
 def epoch(batches: ShuffledBatches, number: int, first_batch: int = 0) -> list[list[int]]:

@@ -59,8 +59,7 @@ def gaussian_head(output: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor
 def gaussian_crps_loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The mean CRPS of the corrected ensemble over samples and pixels.
 
-    The prediction is the network's raw output; the head (`gaussian_head`) is applied here, because it needs the
-    ensemble in physical units, which the network does not receive.
+    The head (`gaussian_head`) is applied here: it needs the ensemble in physical units, which no network receives.
     """
     return corrected_crps(prediction, target).mean()
 

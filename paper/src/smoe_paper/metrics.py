@@ -1,18 +1,20 @@
-"""Metrics of fields and of classes: errors, shares within a tolerance, latitude-weighted scores, accuracies."""
+"""Metrics of fields, classes and ensembles, as totals that add up over batches and processes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import scoringrules
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from smoe.losses import latitude_weights
 from smoe.training.task import Metric
-from smoe_paper.losses import check_classes
+from smoe_paper.losses import check_classes, corrected_crps, gaussian_correction
 
 
 def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,10 +34,10 @@ def promote_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return prediction.detach().to(dtype), target.detach().to(dtype)
 
 
-class MeanSquaredError(Metric):
-    """Mean of the squared differences; NaN if any of them is."""
+class MeanAbsoluteError(Metric):
+    """Mean of the absolute differences; NaN if any of them is."""
 
-    names = ("mse",)
+    names = ("mae",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
         prediction, target = check_pair(prediction, target)
@@ -43,22 +45,31 @@ class MeanSquaredError(Metric):
         return _with_count(statistic.sum(dtype=torch.float64)[None], statistic.numel())
 
     def _statistic(self, differences: Tensor) -> Tensor:
-        return differences.square_()
-
-
-class MeanAbsoluteError(MeanSquaredError):
-    """Mean of the absolute differences; NaN if any of them is."""
-
-    names = ("mae",)
-
-    def _statistic(self, differences: Tensor) -> Tensor:
         return differences.abs_()
 
 
-class PercentWithin(Metric):
+class MeanSquaredError(MeanAbsoluteError):
+    """Mean of the squared differences; NaN if any of them is."""
+
+    names = ("mse",)
+
+    def _statistic(self, differences: Tensor) -> Tensor:
+        return differences.square_()
+
+
+class Percentage(Metric):
+    """The base of percentages; exactly 100.0 means all and nothing less."""
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        # Multiplied first: the product is exact up to 9e13, so the quotient is 100.0 only if both are equal.
+        return 100.0 * sums[0] / count
+
+
+class PercentWithin(Percentage):
     """Percentage of pixels with `|prediction - target| <= absolute_tolerance + tolerance * |target|`.
 
-    Exactly 100.0 means all pixels and nothing less. A pixel whose prediction or target is not finite is not within.
+    A pixel whose prediction or target is not finite is not within. Named after the tolerance, `within_1_percent` for
+    0.01; with a region map, also of each region type.
     """
 
     def __init__(
@@ -67,9 +78,7 @@ class PercentWithin(Metric):
         absolute_tolerance: float = 1e-8,
         region_map: np.ndarray | Tensor | None = None,
     ) -> None:
-        """Name the metric after its tolerance, `within_1_percent` for 0.01."""
-        self.tolerance = tolerance
-        self.absolute_tolerance = absolute_tolerance
+        self.tolerance, self.absolute_tolerance = tolerance, absolute_tolerance
         # An array stays on the host, whatever the default device is: its values are checked.
         self.region_map = torch.from_numpy(region_map) if isinstance(region_map, np.ndarray) else region_map
         overall = f"within_{100 * tolerance:g}_percent"
@@ -103,16 +112,12 @@ class PercentWithin(Metric):
             totals[1:, 1] = self._region_sizes.to(prediction.device) * num_maps
         return totals
 
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        # Multiplied first: the product is exact up to 9e13 pixels, so the quotient is 100.0 only if both are equal.
-        return 100.0 * sums[0] / count
-
 
 Inverse = Callable[[Tensor], Tensor]
 
 
-class LatitudeWeightedScore(Metric):
-    """The base of scores of fields on the globe: row weights, and physical values from normalised ones.
+class LatitudeWeightedMAE(Metric):
+    """Mean absolute error of fields on the globe, `mean_{t,lat,lon} w(lat) |f - o|`, as `mae_z_500`.
 
     Args:
         channel_names: Channels of prediction and target, such as `z_500`, in their order.
@@ -122,7 +127,7 @@ class LatitudeWeightedScore(Metric):
             shifted and scaled, such as the logarithm of precipitation. The scale of such a channel is not used.
     """
 
-    prefix: str
+    prefix = "mae"
 
     def __init__(
         self,
@@ -138,7 +143,7 @@ class LatitudeWeightedScore(Metric):
         self.scales = tuple(float(scale) for scale in scales)
         self.inverses = dict(inverses or {})
 
-    def check(self, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
         prediction, target = check_pair(prediction, target)
         expected = (len(self.channel_names), len(self.weights))
         if prediction.ndim != 4 or prediction.shape[1:3] != expected:
@@ -146,24 +151,20 @@ class LatitudeWeightedScore(Metric):
                 f"prediction must have shape (B, {expected[0]}, {expected[1]}, W) for {', '.join(self.channel_names)}, "
                 f"got {tuple(prediction.shape)}"
             )
-        return prediction, target
-
-    def differences(self, prediction: Tensor, target: Tensor) -> Tensor:
-        prediction, target = self.check(prediction, target)
         # Subtracted before they are scaled: a shift by a large mean would cost digits.
         differences = (prediction - target) * prediction.new_tensor(self.scales)[:, None, None]
         for channel, name in enumerate(self.channel_names):
             if name in self.inverses:
                 inverse = self.inverses[name]
                 differences[:, channel] = inverse(prediction[:, channel]) - inverse(target[:, channel])
-        return differences
+        of_rows = self._statistic(differences).sum((0, -1), dtype=torch.float64)
+        return _with_count(of_rows @ self.weights.to(of_rows.device), differences[:, 0].numel())
 
-    def weighted_sums(self, fields: Tensor) -> Tensor:
-        """The sum of `w * fields` of each sample and channel, float64, `(B, C)`."""
-        return fields.sum(-1, dtype=torch.float64) @ self.weights.to(fields.device)
+    def _statistic(self, differences: Tensor) -> Tensor:
+        return differences.abs_()
 
 
-class LatitudeWeightedRMSE(LatitudeWeightedScore):
+class LatitudeWeightedRMSE(LatitudeWeightedMAE):
     """Root of the mean over times and pixels: `sqrt(mean_{t,lat,lon} w(lat) (f - o)^2)`, as `rmse_z_500`.
 
     The time mean is inside the root, as in WeatherBench's code and so in the tables of the paper.
@@ -171,33 +172,18 @@ class LatitudeWeightedRMSE(LatitudeWeightedScore):
 
     prefix = "rmse"
 
-    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        differences = self.differences(prediction, target)
-        return _with_count(self.weighted_sums(differences.square_()).sum(0), _num_pixels(differences))
+    def _statistic(self, differences: Tensor) -> Tensor:
+        return differences.square_()
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
         return math.sqrt(sums[0] / count)
-
-
-class LatitudeWeightedMAE(LatitudeWeightedScore):
-    """Mean absolute error: `mean_{t,lat,lon} w(lat) |f - o|`, as `mae_z_500`."""
-
-    prefix = "mae"
-
-    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        differences = self.differences(prediction, target)
-        return _with_count(self.weighted_sums(differences.abs_()).sum(0), _num_pixels(differences))
-
-
-def _num_pixels(fields: Tensor) -> int:
-    return fields.shape[0] * fields.shape[2] * fields.shape[3]
 
 
 def _with_count(sums: Tensor, count: float) -> Tensor:
     return torch.stack([sums, torch.full_like(sums, count)], dim=1)
 
 
-class Accuracy(Metric):
+class Accuracy(Percentage):
     """Percentage of samples whose class is among the most likely ones: `accuracy`, and `top5_accuracy` and so on.
 
     Of equal logits the lower class counts as the more likely, so that a constant answer is not right everywhere. A
@@ -215,17 +201,11 @@ class Accuracy(Metric):
         right = [torch.count_nonzero(rank < number) for number in self.top]
         return _with_count(torch.stack(right).double(), len(target))
 
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        # Multiplied first: exactly 100 only if all are right.
-        return 100.0 * sums[0] / count
 
-
-class ClassErrors(Metric):
+class ClassErrors(Percentage):
     """Percentage of wrong samples of each class, as `error/class_0` and so on; a class without samples has none."""
 
     def __init__(self, num_classes: int) -> None:
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
         self.names = tuple(f"error/class_{number}" for number in range(num_classes))
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
@@ -235,9 +215,6 @@ class ClassErrors(Metric):
         num_classes = len(self.names)
         wrong, count = (torch.bincount(which, minlength=num_classes) for which in (target[is_wrong], target))
         return torch.stack([wrong, count], dim=1).double()
-
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        return 100.0 * sums[0] / count
 
     def values(self, totals: Tensor) -> dict[str, float]:
         return {
@@ -276,3 +253,112 @@ class MeanCrossEntropy(Metric):
         target = target.double() if target.is_floating_point() else target.long()
         total = F.cross_entropy(prediction.detach().double(), target, reduction="sum")
         return _with_count(total[None], len(target))
+
+
+def _mean_totals(*maps: Tensor) -> Tensor:
+    """The sums of maps `(B, H, W)`, float64, and the number of pixels: `(1, len(maps) + 1)`."""
+    sums = [each.sum(dtype=torch.float64) for each in maps]
+    return torch.stack([*sums, sums[0].new_tensor(float(maps[0].numel()))])[None]
+
+
+class GaussianCRPS(Metric):
+    """Mean CRPS over samples and pixels, as `crps`."""
+
+    names = ("crps",)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return _mean_totals(corrected_crps(*promote_pair(prediction, target)))
+
+
+class EECRPS(Metric):
+    """Extreme event weighted CRPS, the mean of `|EFI| * CRPS`, as `eecrps`.
+
+    Dates without an EFI, whose map is NaN throughout, do not count (`EfiDates` counts those that do); NaN at some
+    pixels of a map makes the score NaN. If no date has one the score is NaN.
+    """
+
+    names = ("eecrps",)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        prediction, target = promote_pair(prediction, target)
+        weighted = target[:, 3].abs() * corrected_crps(prediction, target)
+        return _mean_totals(weighted[has_efi(target)])
+
+    def values(self, totals: Tensor) -> dict[str, float]:
+        return dict.fromkeys(self.names, math.nan) if float(totals[0, -1]) == 0.0 else super().values(totals)
+
+
+class EfiDates(Metric):
+    """How many dates the EECRPS is the mean over, as `efi_dates`."""
+
+    names = ("efi_dates",)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        del prediction
+        return torch.stack([has_efi(target).sum().double(), target.new_tensor(len(target), dtype=torch.float64)])[None]
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        del count
+        return sums[0]
+
+
+class GaussianSpreadSkill(Metric):
+    """Spread over skill, as `spread_skill`: the root of the mean variance over the root mean squared error of the mean.
+
+    1 if the distributions are as wide as their errors are large; below, they are overconfident.
+    """
+
+    names = ("spread_skill",)
+    num_totals = 3
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        prediction, target = promote_pair(prediction, target)
+        shift, std = gaussian_correction(prediction, target[:, 2])
+        return _mean_totals(std.square(), (target[:, 0] - target[:, 1] - shift).square())
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        del count
+        return math.inf if sums[1] == 0.0 else math.sqrt(sums[0] / sums[1])
+
+
+def has_efi(target: Tensor) -> Tensor:
+    """Whether each sample of a target `(B, 4, H, W)` has an EFI at one pixel at least, `(B,)`."""
+    efi = target[:, 3]
+    return ~efi.isnan().all(dim=(1, 2)) if efi.numel() else torch.zeros(len(efi), dtype=torch.bool)
+
+
+class EnsembleCRPS(Metric):
+    """Mean CRPS of the members `(B, M, H, W)`, as `ensemble_crps`.
+
+    `fair_ensemble_crps` is the expected score of infinitely many members of which these are a sample.
+    """
+
+    def __init__(self, *, fair: bool = False) -> None:
+        self.estimator = "fair" if fair else "nrg"
+        self.names = ("fair_ensemble_crps" if fair else "ensemble_crps",)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        members, target = promote_pair(prediction, target)
+        # Relative to the truth, as large numbers with small differences would cost digits.
+        errors = members - target[:, :1]
+        zeros = torch.zeros_like(errors[:, 0])
+        crps: Any = scoringrules.crps_ensemble(zeros, errors, m_axis=1, estimator=self.estimator, backend="torch")
+        return _mean_totals(crps)
+
+
+class EnsembleSpreadSkill(GaussianSpreadSkill):
+    """Spread over skill of the members, as `ensemble_spread_skill`.
+
+    The root of `(M + 1) / M` times the mean unbiased variance, over the root mean squared error of the ensemble's mean.
+    With the factor, which stands for the error of a mean of M members, it is 1 if the truth is as another member.
+    """
+
+    names = ("ensemble_spread_skill",)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        members, target = promote_pair(prediction, target)
+        num_members = members.shape[1]
+        # Relative to the truth, so that the mean of large numbers does not cost digits.
+        errors = members - target[:, :1]
+        variance = errors.var(dim=1) * ((num_members + 1) / num_members)
+        return _mean_totals(variance, errors.mean(dim=1).square())

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -55,21 +54,6 @@ def test_a_mistake_gets_one_clear_line(
     code, text = complaint(capsys, *args)
     assert code in (1, 2)
     assert expected in text
-
-
-def test_train_evaluate_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(tmp_path / "run")
-    assert main(["train", "heat/smoe", "--seed", "2", "--training.max-epochs", "1", "--output-dir", run, *SMALL]) == 0
-    assert "100.0 ± 0" in capsys.readouterr().out
-    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
-    assert recipe["name"] == "heat/smoe" and recipe["recipe"]["seed"] == 2
-    assert recipe["recipe"]["data"]["spatial_shape"] == [8, 8]
-    assert main(["evaluate", run, "--split", "validation"]) == 0
-    assert "validation split" in capsys.readouterr().out
-    assert main(["show", run]) == 0
-    assert [Path(line).exists() for line in capsys.readouterr().out.splitlines()] == [True, True]
-    code, text = complaint(capsys, "train", "heat/smoe", "--output-dir", run, *SMALL)
-    assert code == 1 and "add --resume to continue it" in text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

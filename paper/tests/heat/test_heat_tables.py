@@ -7,15 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smoe.nn import SpatialMoE2d
-from smoe.rules import EndToEnd, RoutingClassification
-from smoe_paper.experiments.recipe import AuxiliaryLosses
-from smoe_paper.experiments.task import Learning, count_parameters
-from smoe_paper.heat.data import diffusion_stencil
-from smoe_paper.heat.model import build_model, build_task, make_region_map
+from smoe.rules import EndToEnd
+from smoe_paper.experiments.task import count_parameters
+from smoe_paper.heat.model import build_task
 from smoe_paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe, SpatialMoEModel
 from smoe_paper.heat.tables import HEAT
-from smoe_paper.models import SpatialMoENet
 
 # Twenty pixels: patches of four divide it, and the largest dilation of the low-rank combiner fits.
 TINY = HeatDiffusion(spatial_shape=(20, 20), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
@@ -83,10 +79,6 @@ def test_parameters_of_the_main_table(recipe: str, counts: tuple[int, int]) -> N
     assert count_parameters(build_task(HEAT_RECIPES[recipe], splits=(), notify=quietly).model) == counts
 
 
-def test_the_sample_names_rows() -> None:
-    assert set(ROWS) >= SAMPLED
-
-
 def test_every_row_of_the_paper_has_its_number() -> None:
     ours = {"heat/quantile-damping", "heat/tolerances", "heat/rules", "heat/units", "heat/losses"}
     for table in HEAT.tables.tables:
@@ -115,21 +107,6 @@ def test_a_true_start_is_exact() -> None:
     torch.testing.assert_close(task.model(input), target, rtol=1e-5, atol=1e-6)
 
 
-def test_true_experts_fill_their_regions_share_of_a_larger_bank() -> None:
-    region_map = make_region_map(TINY)
-    model = SpatialMoEModel(num_experts=7, kernel_size=5, gate_start="true", experts_start="true")
-    net = build_model(model, Learning(RoutingClassification.released(), None), region_map, TINY.diffusivities)
-    assert isinstance(net, SpatialMoENet) and isinstance(net.layer, SpatialMoE2d)
-    weight = net.layer.weight.detach()
-    for expert, region in enumerate((0, 0, 0, 1, 1, 2, 2)):
-        stencil = torch.from_numpy(diffusion_stencil(TINY.diffusivities[region])).float()
-        assert torch.equal(weight[expert, 0, 1:4, 1:4], stencil)
-    assert weight[:, 0, 0].count_nonzero() == weight[:, 0, :, 4].count_nonzero() == 0
-    chosen = net.layer.routing().indices[0]
-    share = torch.tensor([0, 0, 0, 1, 1, 2, 2])[chosen.long()]
-    assert torch.equal(share, torch.from_numpy(region_map).long())
-
-
 def test_frozen_experts_stay() -> None:
     model = SpatialMoEModel(experts_start="true", experts_frozen=True)
     task = build_task(HeatRecipe(data=TINY, model=model), splits=(), notify=quietly)
@@ -150,26 +127,3 @@ def test_frozen_experts_stay() -> None:
 def test_starts_that_do_not_exist_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SpatialMoEModel(**options)  # type: ignore[arg-type]
-
-
-def test_auxiliary_losses_are_added_in_training() -> None:
-    recipe = HeatRecipe(data=TINY, auxiliary=AuxiliaryLosses(importance=True, weight=3.0))
-    task = build_task(recipe, splits=("train",), notify=quietly)
-    assert task.auxiliary_loss is not None
-    input, _ = task.splits["train"].__getitems__([0])  # type: ignore[attr-defined]
-    task.model.train()
-    task.model(input)
-    assert isinstance(task.model, SpatialMoENet)
-    weights = task.model.layer.gate.raw_scores(None).softmax(dim=0)
-    per_expert = weights.sum(dim=(1, 2))
-    expected = 3.0 * per_expert.var(correction=0) / per_expert.mean() ** 2
-    torch.testing.assert_close(task.auxiliary_loss(task.model), expected)
-    assert build_task(HeatRecipe(data=TINY), splits=(), notify=quietly).auxiliary_loss is None
-
-
-def test_scales_differ_in_data_and_length_alone() -> None:
-    row = ROWS["heat/main: ViT"]
-    paper, small, short = (HEAT.tables.scale(name).recipe(row, 3) for name in ("paper", "small", "short"))
-    assert paper == replace(row.recipe, seed=3)
-    assert small == replace(paper, data=replace(paper.data, num_train_runs=250))
-    assert short == replace(small, training=replace(small.training, max_epochs=10))

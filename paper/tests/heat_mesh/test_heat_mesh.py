@@ -68,7 +68,7 @@ def test_regions_attach_to_their_neighbours():
 
 def test_unstable_rates_are_refused():
     domain = domains.line(8)
-    with pytest.raises(ValueError, match=r"region type 1 must be in \[0, 1\] for a stable step, got 1.5"):
+    with pytest.raises(ValueError, match=r"in \[0, 1\] for a stable step, got \(0.5, 1.5\)"):
         simulate(domain, np.arange(8) % 2, (0.5, 1.5), np.zeros((1, 8)), 1)
 
 

@@ -12,7 +12,7 @@ from smoe_paper.experiments.reproduction import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Scale, markdown
 from smoe_paper.images.pictures import draw_tables
-from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGES, PUBLISHED, ImageRecipe, SpatialMoEClassifierModel
+from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGES, ImageRecipe, SpatialMoEClassifierModel
 
 
 def test_the_papers_rows():
@@ -46,23 +46,6 @@ def test_scales_are_equal_for_all(name, num_images):
     budgets = {(recipe.data.images_per_epoch, recipe.training) for recipe in recipes}  # type: ignore[union-attr]
     assert len(budgets) == 1
     assert next(iter(budgets))[0] == num_images
-
-
-def test_markdown_beside_the_paper(tmp_path):
-    store = RunStore(tmp_path / "runs.jsonl")
-    table = IMAGES.tables.select("images/mnist")[0]
-    recipe = IMAGES.tables.scale("trial").recipe(table.rows[0], 0)
-    store.write(
-        RunKey.of(recipe),
-        {
-            "recipe": recipe.plain(), "seed": 0,
-            "test": {"accuracy": 91.237}, "best_epoch": 1, "parameters": 75338, "gate_parameters": 0, "seconds": 70.0,
-            "processor": "a processor", "torch": "2", "commit": "c", "date": "d",
-        },
-    )  # fmt: skip
-    text = markdown(IMAGES.tables, table, store)
-    assert "| convolution | 75338 | 98.86 ± 0.02 | 91.24 | smaller | 1 | trial | 1 | 70 |" in text
-    assert PUBLISHED["mnist/wide"].source in text
 
 
 def test_a_table_from_nothing(tmp_path, monkeypatch):

@@ -14,20 +14,16 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from smoe.training.task import evaluate
-from smoe_paper.metrics import (
-    LatitudeWeightedMAE,
-    LatitudeWeightedRMSE,
-    LatitudeWeightedScore,
-)
+from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 
 # cos(0) = 1 and cos(60) = 1/2, whose mean is 3/4: the rows weigh 4/3 and 2/3.
 LATITUDE = (0.0, 60.0)
-KINDS: list[type[LatitudeWeightedScore]] = [LatitudeWeightedRMSE, LatitudeWeightedMAE]
+KINDS: list[type[LatitudeWeightedMAE]] = [LatitudeWeightedRMSE, LatitudeWeightedMAE]
 # 5.625 degrees
 GRID = np.arange(-87.1875, 90, 5.625)
 
 
-def score(metric: LatitudeWeightedScore, prediction: Tensor, target: Tensor) -> dict[str, float]:
+def score(metric: LatitudeWeightedMAE, prediction: Tensor, target: Tensor) -> dict[str, float]:
     return metric.values(metric.totals(prediction, target))
 
 
@@ -66,7 +62,7 @@ def logarithm_undone(values: Tensor) -> Tensor:
     return 0.001 * (torch.exp(2.0 * values) - 1.0)
 
 
-def all_metrics() -> list[LatitudeWeightedScore]:
+def all_metrics() -> list[LatitudeWeightedMAE]:
     return [kind(("z_500", "tp"), GRID, (1000.0, 2.0), inverses={"tp": logarithm_undone}) for kind in KINDS]
 
 
@@ -79,7 +75,7 @@ def test_a_transform_is_undone_before_values_are_compared() -> None:
 
 
 @pytest.mark.parametrize("metric", all_metrics(), ids=lambda metric: metric.prefix)
-def test_batches_and_processes_do_not_change_values(metric: LatitudeWeightedScore) -> None:
+def test_batches_and_processes_do_not_change_values(metric: LatitudeWeightedMAE) -> None:
     prediction, target = random_pair(7)
     whole = score(metric, prediction, target)
     # As two processes with batches of 4, 2 and 1 would add them up.
@@ -96,7 +92,7 @@ def test_batches_and_processes_do_not_change_values(metric: LatitudeWeightedScor
 
 @pytest.mark.parametrize("metric", all_metrics(), ids=lambda metric: metric.prefix)
 @pytest.mark.parametrize("which", ["prediction", "target"])
-def test_a_nan_is_not_hidden(metric: LatitudeWeightedScore, which: str) -> None:
+def test_a_nan_is_not_hidden(metric: LatitudeWeightedMAE, which: str) -> None:
     prediction, target = random_pair()
     (prediction if which == "prediction" else target)[3, 1, 2, 5] = math.nan
     values = score(metric, prediction, target)
@@ -105,7 +101,7 @@ def test_a_nan_is_not_hidden(metric: LatitudeWeightedScore, which: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bad_arguments_are_refused(kind: type[LatitudeWeightedScore]) -> None:
+def test_bad_arguments_are_refused(kind: type[LatitudeWeightedMAE]) -> None:
     metric = kind(["z_500"], LATITUDE, [1.0])
     for shape in ((1, 2, 2, 2), (1, 1, 3, 2), (1, 2, 2)):
         with pytest.raises(ValueError, match=r"prediction must have shape \(B, 1, 2, W\) for z_500, got"):

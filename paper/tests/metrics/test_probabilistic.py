@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from smoe.training.task import Metric
-from smoe_paper.probabilistic_metrics import (
+from smoe_paper.metrics import (
     EECRPS,
     EfiDates,
     EnsembleCRPS,

@@ -57,40 +57,31 @@ def test_starts_are_those_of_ens10_in_every_year():
 
 
 def test_a_forecast_is_for_two_days_later_and_lies_beside_its_truth(whole):
-    with xr.open_dataset(whole / "ENS10_pl_mean.nc") as mean, xr.open_dataset(whole / "ERA5_t850.nc") as truth:
-        assert str(mean["time"].values[0])[:10] == "2001-12-22"
-        np.testing.assert_array_equal(mean["time"].values, truth["time"].values)
-        # The made-up model is too warm, by the same amount at every start, besides the mean of ten perturbations.
-        error = mean["T"].sel(plev=85000).values - truth["T"].values[:, 0]
-        assert error.mean() == pytest.approx(BIAS, abs=0.1)
-        assert mean["lat"].values[0] == 87.1875
-        assert mean.attrs["num_members"] == 10
-        assert "neither ENS-10 nor ERA5" in truth.attrs["source"]
-
-
-def test_statistics_are_those_of_the_members(whole):
-    start = np.datetime64("2001-12-24")
+    start = np.datetime64("2001-12-20")
     with (
-        xr.open_dataset(ens10_layout.members_file(whole, "sfc", start)) as members,
-        xr.open_dataset(whole / "ENS10_sfc_std.nc") as spread,
+        xr.open_dataset(ens10_layout.members_file(whole, "pl", start)) as members,
+        xr.open_dataset(whole / "ERA5_t850.nc") as truth,
+        xr.open_dataset(ens10_layout.members_file(whole, "sfc", start)) as surface,
     ):
-        expected = members["t2m"].values.astype(np.float64).std(axis=0)
-        assert expected.mean() > 0
-        np.testing.assert_allclose(spread["T2M"].sel(time=start + ens10_layout.LEAD).values, expected, rtol=1e-4)
+        assert str(truth["time"].values[0])[:10] == str(members["valid_time"].values)[:10] == "2001-12-22"
+        # The made-up model is too warm, by the same amount at every start, besides the mean of ten perturbations.
+        error = members["t"].sel(isobaricInhPa=850).mean("number").values - truth["T"].values[0, 0]
+        assert error.mean() == pytest.approx(BIAS, abs=0.1)
+        assert members["latitude"].values[0] == 87.1875
+        assert "neither ENS-10 nor ERA5" in truth.attrs["source"]
         # No sea surface on land: the first twenty of 64 longitudes.
-        missing = np.isnan(members["sst"].values)
-        assert missing[..., :20].all()
-        assert not missing[..., 20:].any()
+        missing = np.isnan(surface["sst"].values)
+        assert missing[..., :20].all() and not missing[..., 20:].any()
 
 
 @pytest.mark.parametrize("kill_at", [0, 2, 4])
 def test_a_run_that_is_killed_goes_on_to_the_same_files(whole, tmp_path, kill_at):
     with pytest.raises(Killed):
         run(tmp_path, kill_at=kill_at)
-    assert not (tmp_path / "ENS10_pl_mean.nc").exists()
+    assert not (tmp_path / "ERA5_z500.nc").exists()
     model, _ = run(tmp_path)
     assert model.num_forecasts == sum(start >= FIRST for start in STARTS) - kill_at
-    for name in ("ENS10_pl_mean.nc", "ENS10_pl_std.nc", "ENS10_sfc_mean.nc", "ENS10_sfc_std.nc", "ERA5_z500.nc"):
+    for name in ("ERA5_z500.nc", "ensemble/output.pl.20011224.nc", "ensemble/output.sfc.20011231.nc"):
         with xr.open_dataset(tmp_path / name) as again, xr.open_dataset(whole / name) as expected:
             xr.testing.assert_identical(again, expected)
 
@@ -101,8 +92,8 @@ def test_what_is_complete_needs_no_model_for_its_summaries(whole, tmp_path):
     folder, some = RunFolder(root / ".run"), [start for start in STARTS if start >= FIRST][:3]
     assert is_complete(folder, root, some)
     write_summaries(folder, root, some)
-    with xr.open_dataset(root / "ENS10_pl_mean.nc") as mean, xr.open_dataset(whole / "ENS10_pl_mean.nc") as expected:
-        xr.testing.assert_identical(mean, expected.isel(time=slice(0, 3)))
+    with xr.open_dataset(root / "ERA5_z500.nc") as truth, xr.open_dataset(whole / "ERA5_z500.nc") as expected:
+        xr.testing.assert_identical(truth, expected.isel(time=slice(0, 3)))
     ens10_layout.members_file(root, "sfc", some[1]).unlink()
     assert not is_complete(folder, root, some)
 

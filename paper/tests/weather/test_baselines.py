@@ -7,8 +7,8 @@ from memory_source import CONSTANTS, MemorySource, Silent
 from smoe.errors import DataError
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
+from smoe_paper.weather.scores import NUM_WEEKS, Baselines, Truth, week_of_year
 from smoe_paper.weather.store import WeatherStore
-from smoe_paper.weather.truth import NUM_WEEKS, Baselines, Truth, week_of_year
 
 SOURCE = MemorySource(all_years=(2000, 2001, 2002))
 CHANNELS = ("z_500", "tp")
@@ -72,7 +72,7 @@ def test_weeks_without_a_time_are_not_numbers(store: WeatherStore) -> None:
 
 
 def test_what_is_not_there_is_refused(store: WeatherStore) -> None:
-    with pytest.raises(DataError, match="no times in the years 1979 to 1980; it has 2000 to 2002"):
+    with pytest.raises(DataError, match="no times in the years 1979 to 1980; it has 2000-2002"):
         Baselines(store, CHANNELS, (1979, 1980))
     with pytest.raises(DataError, match="no channel 'z_50'; did you mean 'z_500'"):
         Truth(store, ("z_50",))

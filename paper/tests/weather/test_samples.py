@@ -9,8 +9,7 @@ from memory_source import CONSTANTS, MemorySource, Silent
 from smoe.errors import DataError
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
-from smoe_paper.weather.samples import WeatherSamples
-from smoe_paper.weather.store import WeatherStore
+from smoe_paper.weather.store import WeatherSamples, WeatherStore
 
 SOURCE = MemorySource(all_years=(2000, 2001), step_hours=3, days=365)
 

@@ -20,8 +20,7 @@ from smoe.errors import DataError
 from smoe_paper.weather import prepare as preparation
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
-from smoe_paper.weather.samples import WeatherSamples
-from smoe_paper.weather.store import NaNPolicy, WeatherStore
+from smoe_paper.weather.store import WeatherSamples, WeatherStore
 from weather_files import GRID, constant_field, hourly_precipitation, times_of_year, weather_field, write_weatherbench
 
 SOURCE = MemorySource()
@@ -168,7 +167,7 @@ def test_a_finished_store_is_left_alone_and_one_writer_is_let_in(copy: Path, who
     listener = Silent()
     prepare(MemorySource(), copy, WANTED, listener)
     assert "nothing to do" in listener.lines[-1] and contents(copy) == contents(whole)
-    for changed, text in (({"channels": SOURCE.names[:2]}, "channels"), ({"on_nan": "zero"}, "on_nan")):
+    for changed, text in (({"channels": SOURCE.names[:2]}, "channels"), ({"on_nan": "zero-tisr"}, "on_nan")):
         with pytest.raises(DataError, match=f"holds another store, which differs in {text}"):
             prepare(SOURCE, copy, replace(WANTED, **changed), Silent())
 
@@ -242,48 +241,40 @@ def with_nans() -> MemorySource:
     return source
 
 
-def test_nans_are_refused_or_replaced_by_a_policy(tmp_path: Path) -> None:
+def test_nans_are_refused_or_replaced_in_solar_radiation(tmp_path: Path) -> None:
     where = r"tisr holds 6 NaN, first at 2001-01-06T00 h, latitude -20, longitude 144"
     with pytest.raises(DataError, match=where):
         prepare(with_nans(), tmp_path / "refuse", WANTED, Silent())
-    with pytest.raises(DataError, match=r"t_850 holds 6 NaN, .* choose what replaces them with"):
-        prepare(with_nans(), tmp_path / "tisr", replace(WANTED, on_nan="zero-tisr"), Silent())
-    index, row = SOURCE.names.index("tisr"), len(SOURCE.times(2000)) + 20
+    with pytest.raises(DataError, match=r"t_850 holds 6 NaN, .* or see --on-nan"):
+        prepare(with_nans(), tmp_path / "both", replace(WANTED, on_nan="zero-tisr"), Silent())
+    wanted = replace(WANTED, on_nan="zero-tisr", channels=("tisr",))
+    zero, row = prepare(with_nans(), tmp_path / "zero", wanted, Silent()), len(SOURCE.times(2000)) + 20
+    # Zeros count in the statistics.
     values = physical("tisr", (2000, 2001), with_nans()).astype(np.float64)
-    # Zeros count in the statistics; the mean is of the others.
-    zero = prepare(with_nans(), tmp_path / "zero", replace(WANTED, on_nan="zero"), Silent())
-    assert zero.mean[index] == pytest.approx(np.nan_to_num(values).mean(), rel=1e-12)
-    assert abs(zero.to_physical("tisr", zero.fields[row][index, 1, 2].astype(np.float64)[None])[0]) < 1.0
-    mean = prepare(with_nans(), tmp_path / "mean", replace(WANTED, on_nan="mean"), Silent())
-    assert mean.mean[index] == pytest.approx(np.nanmean(values), rel=1e-12)
-    assert mean.std[index] == pytest.approx(np.nanstd(values), rel=1e-10)
-    assert mean.fields[row][index, 1, 2] == 0
+    assert zero.mean[0] == pytest.approx(np.nan_to_num(values).mean(), rel=1e-12)
+    assert abs(zero.to_physical("tisr", zero.fields[row][0, 1, 2].astype(np.float64)[None])[0]) < 1.0
 
 
 @pytest.mark.parametrize(
-    ("channel", "values", "on_nan", "text"),
+    ("channel", "values", "text"),
     [
-        ("t2m", np.full((1, 4, 5), np.inf), "mean", "t2m at 2000-01-01T00 has values from inf to inf"),
+        ("t2m", np.full((1, 4, 5), np.inf), "t2m at 2000-01-01T00 has values from inf to inf"),
         (
             "tp",
             np.array([[[0, 0, -0.0011, 0, 0]] * 4]),
-            "mean",
             "-0.0011 at 2000-01-01T00 h, latitude -60, longitude 144",
         ),
         # Only the beginning of a record is left out, and no more than a day of it.
-        ("tp", np.full((6, 4, 5), np.nan), "refuse", "tp holds 120 NaN"),
-        ("t_850", np.full((1, 4, 5), 7.0), "refuse", "memory: t_850 at 2000-01-01T00 has values from 7 to 7"),
-        ("t2m", np.full((2, 4, 5), 250.0), "refuse", "t2m at 2000-01-01T00 is 250 everywhere (2 of"),
-        ("t_850", np.full((1464, 4, 5), np.nan), "mean", "channel t_850 has the value 0 everywhere in the statistics"),
+        ("tp", np.full((6, 4, 5), np.nan), "tp holds 120 NaN"),
+        ("t_850", np.full((1, 4, 5), 7.0), "memory: t_850 at 2000-01-01T00 has values from 7 to 7"),
+        ("t2m", np.full((2, 4, 5), 250.0), "t2m at 2000-01-01T00 is 250 everywhere (2 of"),
     ],
 )
-def test_values_that_no_policy_covers(
-    tmp_path: Path, channel: str, values: np.ndarray, on_nan: NaNPolicy, text: str
-) -> None:
+def test_values_that_are_refused(tmp_path: Path, channel: str, values: np.ndarray, text: str) -> None:
     source = MemorySource()
     source.changes[channel, 2000] = values
     with pytest.raises(DataError) as caught:
-        prepare(source, tmp_path, replace(WANTED, statistics_years=(2000, 2000), on_nan=on_nan), Silent())
+        prepare(source, tmp_path, replace(WANTED, statistics_years=(2000, 2000)), Silent())
     assert text in str(caught.value)
 
 
@@ -352,7 +343,7 @@ def test_samples_of_files_equal_a_direct_computation(
     [
         (["--channels", "z500"], 2, "did you mean 'z_500'?"),
         (["--constants", "lms"], 2, "did you mean 'lsm'?"),
-        (["--on-nan", "zer"], 2, "did you mean zero?"),
+        (["--on-nan", "zero"], 2, "did you mean zero-tisr?"),
         (["--channels", "tp", "--years", "1979", "2018"], 1, "the data lack 1981-2018, which --years"),
     ],
 )

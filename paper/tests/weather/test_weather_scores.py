@@ -13,11 +13,8 @@ import xarray as xr
 from smoe.cli.main import main
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.weather.recipes import WEATHER_RECIPES, published_results
-from smoe_paper.weather.samples import WeatherSamples
-from smoe_paper.weather.scores import score_baselines
-from smoe_paper.weather.store import WeatherStore
-from smoe_paper.weather.truth import week_of_year
+from smoe_paper.weather.scores import score_baselines, week_of_year
+from smoe_paper.weather.store import WeatherSamples, WeatherStore
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
 
 TARGETS = ("z_500", "t_850", "tp")
@@ -80,14 +77,6 @@ def test_baselines_have_the_scores_that_other_packages_give(store: WeatherStore)
             assert ours[kind][f"mae_{name}"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_published_rows_are_those_of_the_paper() -> None:
-    names = [name for name in WEATHER_RECIPES if published_results(name, 72)]
-    assert names == list(WEATHER_RECIPES)
-    assert [result.mean for result in published_results("weather/smoe-prior", 72)] == [270, 1.66]
-    assert [result.spread for result in published_results("weather/smoe-random-rasp", 120)] == [4.1, 0.05]
-    assert published_results("weather/smoe", 24) == published_results("mine", 72) == ()
-
-
 def test_the_command_line(run: OpenRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     folder = str(run.directory.path)
@@ -99,22 +88,3 @@ def test_the_command_line(run: OpenRun, capsys: pytest.CaptureFixture[str], monk
     pictures = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [picture.name for picture in pictures] == ["accuracy.png", "routing.png"]
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--file", "x.nc"), "give a run directory first"),
-        (("RUN", "--data.store", "RUN"), "there is no smoe weather store in"),
-        (("RUN", "--split", "tset"), "did you mean test?"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(
-    run: OpenRun, args: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["evaluate", *(str(run.directory.path) if argument == "RUN" else argument for argument in args)]) in (
-        1,
-        2,
-    )
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

@@ -9,16 +9,19 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.training import from_plain, to_plain, write_atomically
+from smoe.training import from_plain, stopped_code, to_plain, write_atomically
+from smoe.training.progress import ProgressBar
+from smoe_paper.atmosphere.fields import Grid, years_of
 
 DTYPE = np.dtype("<f4")
 _REMEDY = "delete the store and run smoe data prepare again"
@@ -53,19 +56,73 @@ def read_plan(path: Path, format: str, kind: type[Plan]) -> tuple[Plan, dict[str
         raise DataError(f"{file} is damaged ({error}): {_REMEDY}") from error
 
 
-def open_plan(path: Path, format: str, kind: type[Plan], command: str) -> tuple[Plan, dict[str, Any]]:
-    """The plan and the results of a finished store."""
-    content = read_plan(path, format, kind)
-    if content is None:
-        raise DataError(f"there is no {format} in {path}; make one with {command} --root DATA --output {path}")
-    if not content[2]:
-        raise DataError(f"the preparation of the store {path} is not finished; run the same command again to resume")
-    return content[:2]
+class Store:
+    """A finished store; each process maps its arrays itself."""
+
+    format: ClassVar[str]
+    plan_type: ClassVar[type[Any]]
+    command: ClassVar[str]
+
+    def __init__(self, path: Path, plan: Any, results: dict[str, Any]) -> None:
+        self.path, self.plan, self.results = path, plan, results
+        self.grid = Grid(plan.latitude, plan.longitude)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Opens a finished store after checking its plan and the sizes of its arrays."""
+        path = Path(path)
+        content = read_plan(path, cls.format, cls.plan_type)
+        if content is None:
+            raise DataError(
+                f"there is no {cls.format} in {path}; make one with {cls.command} --root DATA --output {path}"
+            )
+        if not content[2]:
+            raise DataError(f"the preparation of {path} is not finished; run the same command again to resume")
+        return cls(path, *content[:2])
+
+    @classmethod
+    def open_named(cls, path: Path | None) -> Self:
+        """Opens the store of a recipe's data."""
+        if path is None:
+            raise DataError(f"no data are named: make a store with `{cls.command}` and give it as --data.store FOLDER")
+        return cls.open(path)
+
+    @property
+    def checksum(self) -> str:
+        """The SHA-256 of what the store holds; the results contain statistics of its fields."""
+        return hashlib.sha256(json.dumps([to_plain(self.plan), self.results], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def valid_times(self) -> np.ndarray:
+        """Times that decide to which year a sample belongs."""
+        raise NotImplementedError
+
+    def years(self) -> list[int]:
+        """The years of the store, complete or not."""
+        return sorted(set(years_of(self.valid_times).tolist()))
+
+    def tell_missing_years(self, split: str, years: tuple[int, int], notify: Callable[[str], None]) -> None:
+        missing = sorted(set(range(years[0], years[1] + 1)) - set(self.years()))
+        if missing:
+            notify(
+                f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {self.path}: "
+                f"{', '.join(map(str, missing))}"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.plan, self.results)
 
 
-def checksum(plan: Any, results: Any) -> str:
-    """The SHA-256 of what a store holds; the results contain statistics of its fields."""
-    return hashlib.sha256(json.dumps([to_plain(plan), results], sort_keys=True).encode()).hexdigest()
+def run_preparation(work: Callable[[ProgressBar], Any]) -> int:
+    """Makes a store with a progress bar and describes it."""
+    try:
+        with ProgressBar(speed_seconds=600) as progress:
+            store = work(progress)
+    except KeyboardInterrupt as stop:
+        sys.stderr.write("stopped; run the same command again to resume\n")
+        return stopped_code(stop)
+    sys.stdout.write(store.describe())
+    return 0
 
 
 class StoreWriter:
@@ -162,12 +219,3 @@ class Moments:
     def std(self) -> np.ndarray:
         """Population standard deviation; 0 without values."""
         return np.sqrt(self.squares / np.maximum(self.count, 1))
-
-
-def tell_missing_years(split: str, years: tuple[int, int], store: Any, notify: Callable[[str], None]) -> None:
-    missing = sorted(set(range(years[0], years[1] + 1)) - set(store.years()))
-    if missing:
-        notify(
-            f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
-            f"{', '.join(map(str, missing))}"
-        )

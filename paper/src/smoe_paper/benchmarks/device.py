@@ -138,13 +138,6 @@ def measure(shape: RoutedShape, dtype: torch.dtype, device: torch.device, *, rou
     }
 
 
-def require_gpu(device: str) -> torch.device:
-    """The device, or an error in one line if there is none."""
-    if not torch.cuda.is_available():
-        raise UsageError(f"--device {device} needs a CUDA device, and PyTorch {torch.__version__} finds none")
-    return torch.device(device)
-
-
 def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
     parser = argparse.ArgumentParser("smoe bench device", description=__doc__)
@@ -154,7 +147,9 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--output", type=Path, default=None, help="Markdown file of the table")
     arguments = parser.parse_args(args)
-    device = require_gpu(arguments.device)
+    if not torch.cuda.is_available():
+        raise UsageError(f"--device {arguments.device} needs a CUDA device, and PyTorch {torch.__version__} finds none")
+    device = torch.device(arguments.device)
     torch.cuda.set_device(device)
     torch.backends.cudnn.allow_tf32 = arguments.dtype == "tf32"
     chosen = {

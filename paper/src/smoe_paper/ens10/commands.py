@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from smoe.command_line import parse
-from smoe.training import stopped_code
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Options of the preparation of a store.
+    """Options of the preparation of a store."""
 
-    Attributes:
-        train_years: First and last year of training, by the date for which a forecast is valid.
-    """
-
+    # First and last year of training, by the date for which a forecast is valid.
     train_years: tuple[int, int] = (1998, 2015)
 
 
@@ -28,36 +23,28 @@ class PrepareEns10(Preparation):
 
     The extreme forecast index is read from efi_<task>.nc, or computed from the members. For example:
     smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500
-
-    Attributes:
-        root: Folder with ensemble/output.pl.<date>.grib, or with the files as downloaded (output.pl.2018<month><day>).
-        output: Folder of the store.
-        task: Variable to correct, 48 hours ahead.
-        members: Number of members in the mean and spread: the first 5, or all 10.
-        truth: Folder with ERA5_z500.nc and the other truths; None uses the root.
     """
 
+    # Folder with ensemble/output.pl.<date>.grib, or with the files as downloaded (output.pl.2018<month><day>).
     root: Path
-    output: Path
-    task: Literal["z500", "t850", "t2m"]
-    members: Literal[5, 10] = 10
-    truth: Path | None = None
+    output: Path  # Folder of the store.
+    task: Literal["z500", "t850", "t2m"]  # Variable to correct, 48 hours ahead.
+    members: Literal[5, 10] = 10  # Number of members in the mean and spread: the first 5, or all 10.
+    truth: Path | None = None  # Folder with ERA5_z500.nc and the other truths; None uses the root.
 
 
 def run_prepare(args: list[str]) -> int:
     options = parse(PrepareEns10, args, prog="smoe data prepare ens10")
 
     from smoe.training.progress import ProgressBar
+    from smoe_paper.atmosphere.store import run_preparation
     from smoe_paper.ens10.prepare import prepare
     from smoe_paper.ens10.source import open_ens10
+    from smoe_paper.ens10.store import EnsembleStore
     from smoe_paper.ens10.variables import TASKS
 
-    try:
-        with ProgressBar(speed_seconds=600) as progress:
-            source = open_ens10(options.root, TASKS[options.task], options.members)
-            store = prepare(source, options.root, options.output, options, progress, options.truth)
-    except KeyboardInterrupt as stop:
-        sys.stderr.write("stopped; run the same command again to resume\n")
-        return stopped_code(stop)
-    sys.stdout.write(store.describe())
-    return 0
+    def work(progress: ProgressBar) -> EnsembleStore:
+        source = open_ens10(options.root, TASKS[options.task], options.members)
+        return prepare(source, options.root, options.output, options, progress, options.truth)
+
+    return run_preparation(work)

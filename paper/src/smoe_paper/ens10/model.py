@@ -9,7 +9,6 @@ import torch
 from smoe.errors import DataError
 from smoe.regression._nets import UNet, start_as_torch
 from smoe.training.task import Metric, Task
-from smoe_paper.atmosphere.store import tell_missing_years
 from smoe_paper.ens10.recipes import (
     EmosModel,
     EnsembleData,
@@ -22,17 +21,12 @@ from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, convert_net
 from smoe_paper.losses import gaussian_crps_loss
+from smoe_paper.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill
 from smoe_paper.models import Emos
-from smoe_paper.probabilistic_metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill
 
 
 def open_store(data: EnsembleData) -> EnsembleStore:
-    if data.store is None:
-        raise DataError(
-            "no ensemble data are named: make a store with `smoe data prepare ens10` and give its folder as "
-            "--data.store FOLDER"
-        )
-    store = EnsembleStore.open(data.store)
+    store = EnsembleStore.open_named(data.store)
     for name, wanted, found in (("task", data.task, store.task), ("members", data.members, store.num_members)):
         if wanted is not None and wanted != found:
             raise DataError(
@@ -50,7 +44,7 @@ def build_model(model: EnsembleModel, learning: Learning, store: EnsembleStore) 
     """Returns a model from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`."""
     if isinstance(model, EmosModel):
         return Emos(store.num_members, VALUE_RANGES[store.task])
-    net = UNet(len(store.channels), filters=model.filters, padding_mode=model.padding_mode)
+    net = UNet(len(store.channels), filters=model.filters)
     return net if isinstance(model, UNetModel) else _convert(net, model, learning, store)
 
 
@@ -68,7 +62,7 @@ def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, store: E
         lambda layer: start_as_torch(layer.weight, layer.bias),
         example_input=torch.zeros(1, len(store.channels), *store.grid.shape),
         share_gates=model.share_gates,
-        predicate=lambda name, _: model.converts_head or trunk(name) != "head",
+        predicate=lambda name, _: trunk(name) != "head",
         group_of=trunk,
     )
 
@@ -93,7 +87,7 @@ def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify:
     years = getattr(data, f"{split}_years")
     inputs = "members" if isinstance(recipe.model, EmosModel) else "statistics"
     samples = EnsembleSamples(store, years, inputs=inputs)
-    tell_missing_years(split, years, store, notify)
+    store.tell_missing_years(split, years, notify)
     if split != "train" and samples.num_without_efi:
         notify(
             f"{split}: {samples.num_without_efi} of {len(samples)} forecasts have no extreme forecast index, and the "

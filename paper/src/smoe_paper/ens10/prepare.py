@@ -12,7 +12,7 @@ from smoe_paper.atmosphere.fields import describe_years, years_of
 from smoe_paper.atmosphere.store import DTYPE, Moments, StoreWriter, write_store
 from smoe_paper.ens10.efi import climate_windows, compute_part, parts_of
 from smoe_paper.ens10.source import LEAD, DatedFields, EnsembleSource, open_efi, open_truth
-from smoe_paper.ens10.store import FORMAT, EnsembleStore, Plan
+from smoe_paper.ens10.store import EnsembleStore, Plan
 
 if TYPE_CHECKING:
     from smoe.training.progress import ProgressBar
@@ -79,7 +79,7 @@ def prepare(
     truth = open_truth(truth_root or root, source.task, source.grid)
     efi_file = open_efi(root, source.task, source.grid)
     plan, notices = make_plan(source, truth, efi_file, wanted)
-    with write_store(output, FORMAT, plan, plan.shapes, progress.notify) as store:
+    with write_store(output, EnsembleStore.format, plan, plan.shapes, progress.notify) as store:
         for notice in notices:
             progress.notify(notice)
         if store.is_finished:

@@ -15,15 +15,9 @@ from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, S
 
 @dataclass(frozen=True)
 class _UNetSize:
-    """Common options of both U-Nets.
+    """Common options of both U-Nets."""
 
-    Attributes:
-        filters: Number of filters of the first level; each level has twice as many as the level above.
-        padding_mode: `zeros`, as in ENS-10, or `longitude`, which has no seam at longitude 0.
-    """
-
-    filters: int = 32
-    padding_mode: Literal["zeros", "longitude"] = "zeros"
+    filters: int = 32  # Number of filters of the first level; each level has twice as many as the level above.
 
 
 @dataclass(frozen=True)
@@ -33,19 +27,11 @@ class UNetModel(_UNetSize):
 
 @dataclass(frozen=True)
 class SpatialMoEUNetModel(GateOptions, _UNetSize):
-    """The U-Net with its 3x3 convolutions as SMoE layers.
+    """The U-Net with its 3x3 convolutions as SMoE layers."""
 
-    Attributes:
-        expert_ratio: Number of experts in the bank for each filter of the replaced layer.
-        share_gates: Use one gate for all layers of the encoder, or the decoder, with the same grid and experts.
-        converts_head: Also convert the last convolution, which has two filters; the paper does not mention it. Its
-            outputs are mean and spread: with the order `score` the meaning of an expert's output would depend on the
-            gate. So the last convolution requires `order="index"`.
-    """
-
-    expert_ratio: float = 4.0
+    expert_ratio: float = 4.0  # Number of experts in the bank for each filter of the replaced layer.
+    # Use one gate for all layers of the encoder, or the decoder, with the same grid and experts.
     share_gates: bool = True
-    converts_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,22 +49,16 @@ class EnsembleData:
     ENS-10 trains on 1998-2015 and takes the weights of the epoch that is best in the test years. Here the test years
     do not influence the training: the last training year is held back instead. `--data.train-years 1998 2015
     --data.validation-years 2016 2017` is ENS-10's way.
-
-    Attributes:
-        store: Folder of the store.
-        train_years: First and last year of training, by the dates for which the forecasts are valid.
-        validation_years: First and last year for the choice of the best weights.
-        test_years: First and last year of the test scores.
-        task: Required task of the store, `z500`, `t850` or `t2m`; None accepts any.
-        members: Required number of members of the store; None accepts any.
     """
 
-    store: Path | None = None
+    store: Path | None = None  # Folder of the store.
+    # First and last year of training, by the dates for which the forecasts are valid.
     train_years: tuple[int, int] = (1998, 2014)
-    validation_years: tuple[int, int] = (2015, 2015)
-    test_years: tuple[int, int] = (2016, 2017)
+    validation_years: tuple[int, int] = (2015, 2015)  # First and last year for the choice of the best weights.
+    test_years: tuple[int, int] = (2016, 2017)  # First and last year of the test scores.
+    # Required task of the store, `z500`, `t850` or `t2m`; None accepts any.
     task: Literal["z500", "t850", "t2m"] | None = None
-    members: Literal[5, 10] | None = None
+    members: Literal[5, 10] | None = None  # Required number of members of the store; None accepts any.
 
     def __post_init__(self) -> None:
         check_year_ranges(self)
@@ -240,12 +220,6 @@ class EnsembleExperiment(Experiment):
     name = "ens10"
     recipe_type = EnsembleRecipe
     recipes = ENSEMBLE_RECIPES
-    data_commands: ClassVar[Any] = {
-        ("prepare", "ens10"): (
-            "smoe_paper.ens10.commands:run_prepare",
-            "--root DATA --output STORE --task z500 [--members 10]",
-        ),
-    }
     tables = TableSet(
         name="ens10",
         metrics=_metrics("t850"),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from smoe.reports.run_report import Places
@@ -23,12 +22,12 @@ from smoe_paper.ens10.recipes import (
 )
 from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 from smoe_paper.ens10.variables import TASKS
-from smoe_paper.experiments.experiment import Notify, ReportParts, print_result
+from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.losses import gaussian_head
-from smoe_paper.probabilistic_metrics import EnsembleCRPS, EnsembleSpreadSkill
+from smoe_paper.metrics import EnsembleCRPS, EnsembleSpreadSkill
 
 RAW = "raw ensemble"
 
@@ -82,21 +81,6 @@ def store_references(
         store.write_reference(name, {"label": f"{RAW}, {members} members, {scale.name}", "test": scores})
 
 
-def print_run_scores(run: OpenRun, split: str) -> None:
-    assert isinstance(run.recipe, EnsembleRecipe)
-    data, store = run.recipe.data, open_store(run.recipe.data)
-    raw = score_raw_ensemble(store, getattr(data, f"{split}_years"))
-    published = paper_results(run.name, store.task, store.num_members)
-    print_result(run.name, split, run.evaluate(split), run.directory.path, published, {RAW: raw})
-    Console(highlight=False).print(
-        f"{store.task} from {store.num_members} members. crps, eecrps: of the normal distributions, as in ENS-10, "
-        "without latitude weights; spread_skill: spread over error, 1 is right; efi_dates: forecasts with an extreme "
-        "forecast index, which eecrps is the mean over; ensemble_, fair_: of the members. The paper's are of "
-        "ENS-10, 2016-2017: they can be compared with a run on these data only.",
-        soft_wrap=True,
-    )
-
-
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
     """The globe of the store, the raw ensemble's scores, and what the paper prints."""
     data, store = run.recipe.data, open_store(run.recipe.data)
@@ -110,4 +94,10 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
         data={"store": store.path.name, "checksum of the store": store.checksum},
         baselines=baselines,
         published={name: paper_results(name, store.task, store.num_members) for name in ENSEMBLE_RECIPES},
+        remarks=(
+            f"{store.task} from {store.num_members} members. crps, eecrps: of the normal distributions, as in ENS-10, "
+            "without latitude weights; spread_skill: spread over error, 1 is right; efi_dates: forecasts with an "
+            "extreme forecast index, which eecrps is the mean over; ensemble_, fair_: of the members. The paper's are "
+            "of ENS-10, 2016-2017: they can be compared with a run on these data only.",
+        ),
     )

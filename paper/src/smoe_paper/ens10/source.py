@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from smoe._integrity import check_grib_file
 from smoe.errors import DataError
 from smoe.gridded import damage_as_data_error, import_cfgrib, open_netcdf
-from smoe_paper.atmosphere.fields import Grid, check_global, check_order, find_field, on_level, real_dates
+from smoe_paper.atmosphere.fields import Grid, check_order, find_field, on_level, real_dates
 from smoe_paper.atmosphere.variables import Variable, check_plausible
 from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, EnsembleTask, EnsembleVariable
 
@@ -114,102 +115,57 @@ def check_numbers(numbers: Sequence[int], where: str) -> None:
         )
 
 
-_KEYS = ("shortName", "dataDate:int", "dataTime:int", "endStep:int", "level:int", "number:int")
-_GRID_KEYS = ("gridType", "Ni:int", "Nj:int", "iScansNegatively:int", "jScansPositively:int",
-              "jPointsAreConsecutive:int", "latitudeOfFirstGridPointInDegrees:float",
-              "longitudeOfFirstGridPointInDegrees:float")  # fmt: skip
-
-
-class GribMembers:
-    """Reads a file of one date, or a file as downloaded, which holds twenty years, three leads and eleven levels."""
+class Members:
+    """The members of the forecasts in a file: of one date or, as downloaded, of twenty years, leads and levels."""
 
     def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
-        import_cfgrib()
-        from cfgrib import messages
-
-        self._path = path = file.path
-        with damage_as_data_error(path):
-            check_grib_file(path)
-            self._stream = messages.FileStream(str(path), errors="raise")
-            # No index is written beside the data: the folder may be read-only, and an index may be out of date.
-            index = messages.FileIndex.from_fieldset(self._stream, [*_KEYS, *_GRID_KEYS])
-        self._offsets: dict[tuple[str, np.datetime64], dict[int, Any]] = {}
-        wanted = {variable.grib_short_name for variable in task.variables}
-        grids: set[tuple[Any, ...]] = set()
-        for (name, date, hour, step, level, number, *grid), offsets in index.iter_index():
-            if name not in wanted or step != 24 * LEAD_DAYS or (task.level is not None and level != task.level):
-                continue
-            if len(offsets) > 1 or hour != 0:
-                raise DataError(f"{path} holds {name} of {date}, {hour} h, member {number}, {len(offsets)} times")
-            start = np.datetime64(f"{date // 10000:04d}-{date // 100 % 100:02d}-{date % 100:02d}", "D")
-            self._offsets.setdefault((name, start), {})[number] = offsets[0]
-            grids.add(tuple(grid))
-        if len(grids) != 1:
-            level = "" if task.level is None else f" on {task.level} hPa"
-            raise DataError(
-                f"{path} holds forecasts of {', '.join(sorted(wanted))} for {24 * LEAD_DAYS} h{level} on {len(grids)} "
-                "grids, expected one"
-            )
-        self.starts = np.array(sorted({start for _, start in self._offsets}), "datetime64[D]")
+        self._file, self._level, self._arrays = file, task.level, dict[str, xr.DataArray]()
+        path, grid, dims = file.path, None, ("time", "number")
+        is_whole = task.level is not None or path.suffix == ".nc"
+        dataset = _open(path, {"level": task.level}) if is_whole else None
+        for variable in task.variables:
+            names, physics = [variable.grib_name], variable.on_level(task.level)
+            # Variables of the surface are on levels of different kinds, which cfgrib opens one by one.
+            opened = _open(path, {"shortName": variable.grib_short_name}) if dataset is None else dataset
+            array, grid = find_field(opened, path, names, physics, grid, dims=dims, north_first=True)
+            where = f"{path}: {array.name}"
+            check_numbers(array.number.values.tolist(), where)
+            self.starts = real_dates(array.time.values, where).astype("datetime64[D]")
+            valid = real_dates(array.valid_time.values, where)
+            if len(valid) != len(self.starts) or (valid - self.starts != LEAD).any():
+                raise DataError(f"{where} holds forecasts from {self.starts[0]} for {valid[0]}, expected 48 h")
+            self._arrays[variable.name] = on_level(array, task.level, str(path)).sortby("number")
+        assert grid is not None
+        self.grid = grid
         for start in self.starts:
-            for name in sorted(wanted):
-                check_numbers(list(self._offsets.get((name, start), {})), f"{path}: {name} of {start}")
-        kind, columns, rows, is_westward, self._is_northward, is_column_first, *_ = grids.pop()
-        if kind not in ("regular_ll", "regular_gg") or is_westward or is_column_first:
-            raise DataError(f"{path} is on a grid of type {kind}, expected one in latitude and longitude; regrid it")
-        first = self._stream[next(iter(next(iter(self._offsets.values())).values()))]
-        latitude, longitude = (np.asarray(first[f"distinct{axis}"], np.float64) for axis in ("Latitudes", "Longitudes"))
-        self._shape = (rows, columns)
-        self._first_column = int(np.argmin(np.mod(longitude + 1e-6, 360.0)))
-        rows, columns = np.sort(latitude)[::-1], np.sort(np.mod(longitude, 360.0))
-        self.grid = check_global(Grid(tuple(rows.tolist()), tuple(columns.tolist())), str(path))
+            fits = str(start)[5:] == str(file.date)[5:] if file.has_all_years else start == file.date
+            if not fits:
+                raise DataError(f"{path} holds a forecast that started on {start}, but its name says {file.date}")
 
     def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
         """Returns the members of a variable, `(10, H, W)`, from north to south."""
-        offsets = self._offsets[variable.grib_short_name, start.astype("datetime64[D]")]
-        members = np.empty((len(offsets), *self._shape), np.float32)
-        with damage_as_data_error(self._path, f"{variable.grib_short_name} of {start}"):
-            for place, number in enumerate(sorted(offsets)):
-                message = self._stream[offsets[number]]
-                values = np.asarray(message["values"])
-                field = np.where(values == message["missingValue"], np.nan, values).reshape(self._shape)
-                members[place] = np.roll(field[::-1] if self._is_northward else field, -self._first_column, axis=1)
-        return members
+        with damage_as_data_error(self._file.path, f"{variable.name} of {start}"):
+            array = self._arrays[variable.name].isel(time=int(np.flatnonzero(self.starts == start)[0]))
+            return array.values.astype(np.float32)
 
 
-class NetcdfMembers:
-    """Reads the members of one date. The file is small and is read whole."""
+def _open(path: Path, keys: dict[str, Any]) -> xr.Dataset:
+    with damage_as_data_error(path):
+        if path.suffix == ".nc":
+            return open_netcdf(path)
+        import_cfgrib()
+        from cfgrib import messages
 
-    def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
-        path = file.path
-        self._fields: dict[str, np.ndarray] = {}
-        grid: Grid | None = None
-        with damage_as_data_error(path), open_netcdf(path) as dataset:
-            starts, valid = (real_dates(dataset[name].values, str(path)) for name in ("time", "valid_time"))
-            if len(starts) != 1 or (valid - starts != LEAD).any():
-                raise DataError(f"{path} holds forecasts from {starts[0]} for {valid[0]}, expected one, for 48 h")
-            self.starts = starts.astype("datetime64[D]")
-            for variable in task.variables:
-                names, physics = [variable.grib_name], variable.on_level(task.level)
-                array, grid = find_field(dataset, path, names, physics, grid, dims=("number",), north_first=True)
-                check_numbers(array.number.values.tolist(), f"{path}: {array.name}")
-                array = on_level(array, task.level, str(path)).sortby("number")
-                self._fields[variable.name] = array.values.astype(np.float32)
-        assert grid is not None
-        self.grid = grid
-
-    def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:  # noqa: ARG002 - of one start
-        return self._fields[variable.name]
-
-
-def open_members(file: MemberFile, task: EnsembleTask) -> GribMembers | NetcdfMembers:
-    """Opens a file and checks that each of its forecasts has ten members of every variable of the task."""
-    opened = NetcdfMembers(file, task) if file.path.suffix == ".nc" else GribMembers(file, task)
-    for start in opened.starts:
-        fits = str(start)[5:] == str(file.date)[5:] if file.has_all_years else start == file.date
-        if not fits:
-            raise DataError(f"{file.path} holds a forecast that started on {start}, but its name says {file.date}")
-    return opened
+        check_grib_file(path)
+        names = ("shortName", "dataDate:int", "dataTime:int", "endStep:int", "typeOfLevel", "level:int", "number:int")
+        index = messages.FileIndex.from_fieldset(messages.FileStream(str(path), errors="raise"), list(names))
+        for key, found in index.iter_index():
+            # cfgrib would take one of them.
+            if len(found) > 1:
+                raise DataError(f"{path} holds a field {len(found)} times: {' '.join(map(str, key))}; keep one")
+        # No index is written beside the data: the folder may be read-only, and an index may be out of date.
+        options = {"indexpath": "", "errors": "raise", "filter_by_keys": {"endStep": 24 * LEAD_DAYS, **keys}}
+        return xr.open_dataset(path, engine="cfgrib", backend_kwargs=options, decode_timedelta=False)
 
 
 class EnsembleSource:
@@ -220,7 +176,7 @@ class EnsembleSource:
     """
 
     def __init__(self, files: list[MemberFile], task: EnsembleTask, num_members: int) -> None:
-        self._open = (files[0], open_members(files[0], task))
+        self._open = (files[0], Members(files[0], task))
         years = [str(start)[:4] for start in self._open[1].starts]
         self._file_of: dict[np.datetime64, MemberFile] = {}
         for file in files:
@@ -236,7 +192,7 @@ class EnsembleSource:
         """Returns mean and spread of each variable, `(C, H, W)`, and the members of the target, `(10, H, W)`."""
         file = self._file_of[start]
         if self._open[0] != file:
-            self._open = (file, open_members(file, self.task))
+            self._open = (file, Members(file, self.task))
         opened = self._open[1]
         if not opened.grid.is_close(self.grid) or start not in opened.starts:
             raise DataError(f"{file.path} is on another grid than the first file, or lacks the forecast from {start}")

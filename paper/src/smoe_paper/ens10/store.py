@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from smoe.errors import DataError
-from smoe_paper.atmosphere.fields import Grid, describe_years, years_of
-from smoe_paper.atmosphere.store import checksum, map_array, open_plan
+from smoe_paper.atmosphere.fields import describe_years, years_of
+from smoe_paper.atmosphere.store import Store, map_array
 from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, TaskName
 from smoe_paper.experiments.samples import BatchedSamples
 
-FORMAT = "smoe ensemble store"
 # Of the release: keeps a point whose statistics hardly vary from exploding.
 OFFSET = 0.1
 
@@ -60,20 +59,22 @@ class NormalisedInputs:
         return np.nan_to_num((self._statistics[row] - self._mean) / (self._std + np.float32(OFFSET)), nan=0.0)
 
 
-class EnsembleStore:
+class EnsembleStore(Store):
     """A store written by `smoe data prepare ens10`.
 
     Rows run from north to south, as in ENS-10 and unlike in a `WeatherStore`; columns from 0 eastwards.
     """
 
+    format = "smoe ensemble store"
+    plan_type = Plan
+    command = "smoe data prepare ens10"
+
     def __init__(self, path: Path, plan: Plan, results: dict[str, Any]) -> None:
-        self.path, self.plan, self._results, task = path, plan, results, TASKS[plan.task]
+        super().__init__(path, plan, results)
+        task = TASKS[plan.task]
         self.task: TaskName = plan.task
-        self.num_members, self.channels = plan.num_members, task.channels
-        self.grid = Grid(plan.latitude, plan.longitude)
+        self.num_members, self.channels, self.train_years = plan.num_members, task.channels, plan.train_years
         self.dates = np.array(plan.starts, "datetime64[D]")
-        self.valid_dates = self.dates + np.timedelta64(LEAD_DAYS, "D")
-        self.train_years = plan.train_years
         arrays = {name: map_array(path / f"{name}.npy", shape) for name, shape in plan.shapes.items()}
         statistics = arrays["statistics"]
         self.inputs = NormalisedInputs(statistics, *arrays["normalisation"])
@@ -81,18 +82,9 @@ class EnsembleStore:
         self.truth, self.efi = arrays["truth"], arrays.get("efi")
         self.members = arrays["members"][:, : plan.num_members]
 
-    @classmethod
-    def open(cls, path: str | Path) -> EnsembleStore:
-        """Opens a finished store after checking its plan and the sizes of its arrays."""
-        return cls(Path(path), *open_plan(Path(path), FORMAT, Plan, "smoe data prepare ens10 --task TASK"))
-
     @property
-    def checksum(self) -> str:
-        return checksum(self.plan, self._results)
-
-    def years(self) -> list[int]:
-        """Returns the years of the valid dates."""
-        return sorted(set(years_of(self.valid_dates).tolist()))
+    def valid_times(self) -> np.ndarray:
+        return self.dates + np.timedelta64(LEAD_DAYS, "D")
 
     def describe(self) -> str:
         plan, (rows, columns), (first, last) = self.plan, self.grid.shape, self.train_years
@@ -103,9 +95,6 @@ class EnsembleStore:
             f"mean and population standard deviation of {self.num_members} members, normalised by statistics of "
             f"the training years {first} to {last}; extreme forecast index: {efi}\n"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EnsembleStore, (self.path, self.plan, self._results)
 
 
 class EnsembleSamples(BatchedSamples):
@@ -120,7 +109,7 @@ class EnsembleSamples(BatchedSamples):
         self, store: EnsembleStore, years: tuple[int, int], *, inputs: Literal["statistics", "members"] = "statistics"
     ) -> None:
         self.store, self.years, self.inputs = store, years, inputs
-        valid_years = years_of(store.valid_dates)
+        valid_years = years_of(store.valid_times)
         self._rows = np.flatnonzero((valid_years >= years[0]) & (valid_years <= years[1]))
         if not len(self._rows):
             raise DataError(

@@ -44,20 +44,14 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ReportParts:
-    """What only the experiment knows about a run, for its report.
-
-    Attributes:
-        published: Results that publications print, by the name of the model; None for those of the recipes.
-        regions: Number of the known region of each pixel, `(P,)`; None for those of the task, if it has any.
-        filters: Filters that the experts should find, by their names, `(k, k)` each.
-    """
+    """What only the experiment knows about a run, for its report."""
 
     places: Places | None = None
     targets: tuple[tuple[str, str], ...] = ()
     baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    published: Mapping[str, tuple[PublishedResult, ...]] | None = None
-    regions: np.ndarray | None = None
-    filters: Mapping[str, np.ndarray] = field(default_factory=dict)
+    published: Mapping[str, tuple[PublishedResult, ...]] | None = None  # by model; None for those of the recipes
+    regions: np.ndarray | None = None  # number of the known region of each pixel, `(P,)`; None for those of the task
+    filters: Mapping[str, np.ndarray] = field(default_factory=dict)  # that the experts should find, `(k, k)` each
     data: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
@@ -65,32 +59,15 @@ class ReportParts:
 class Experiment:
     """One experiment behind one interface. The command line uses nothing else."""
 
-    name: ClassVar[str]
-    """First part of the names of its tables."""
-
+    name: ClassVar[str]  # first part of the names of its tables
     recipe_type: ClassVar[type[Recipe]]
-    recipes: ClassVar[Mapping[str, Recipe]]
-    """Recipes by their full names, such as `heat/smoe`."""
-
-    published_results: ClassVar[Mapping[str, PublishedResult]] = {}
-    """What the paper prints, by the names of recipes."""
-
+    recipes: ClassVar[Mapping[str, Recipe]]  # by their full names, such as `heat/smoe`
+    published_results: ClassVar[Mapping[str, PublishedResult]] = {}  # of the paper, by the names of recipes
     tables: ClassVar[TableSet]
-
-    builds_without_data: ClassVar[bool] = False
-    """Whether `build` without splits opens none of the paths that the recipe's data name."""
-
-    is_simulated: ClassVar[bool] = False
-    """Whether the data are simulated where they are needed, and kept beside the runs."""
-
-    data_folder: ClassVar[Path | None] = None
-    """Folder of other data if the user names none; None if they have to."""
-
-    data_remedy: ClassVar[str] = ""
-    """What to do where no data are named; empty for `smoe data prepare NAME`."""
-
-    data_commands: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {}
-    """Address `module:function` and text of subcommands of `smoe data`, such as `("prepare", "weather")`."""
+    builds_without_data: ClassVar[bool] = False  # whether `build` without splits opens no path of the recipe's data
+    is_simulated: ClassVar[bool] = False  # whether the data are simulated where they are needed, beside the runs
+    data_folder: ClassVar[Path | None] = None  # of other data if the user names none; None if they have to
+    data_remedy: ClassVar[str] = ""  # what to do where no data are named; empty for `smoe data prepare NAME`
 
     def find(self, function: str) -> Callable[..., Any] | None:
         """A function of the experiment's folder."""
@@ -115,10 +92,11 @@ class Experiment:
 
     def evaluate(self, run: OpenRun, split: str) -> None:
         """Scores a run, which was opened with the split, and prints a table."""
-        found = self.find("print_run_scores")
-        if found is not None:
-            return found(run, split)
-        return print_result(run.name, split, run.evaluate(split), run.directory.path, self.published(run.name))
+        parts = self.report_parts(run, split, lambda _: None)
+        published = self.published(run.name) if parts.published is None else parts.published.get(run.name, ())
+        print_result(run.name, split, run.evaluate(split), run.directory.path, published, parts.baselines)
+        for remark in parts.remarks:
+            print_text(remark)
 
     def draw(self, run: OpenRun) -> list[Path]:
         """Draws scores by epoch and what was learned into a run's folder; returns the pictures."""
@@ -202,9 +180,14 @@ def print_result(
         table.add_row("epochs", str(epochs), *blanks, paper_epochs)
     if seconds is not None:
         table.add_row("seconds", f"{seconds:.0f}", *blanks, "")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"run directory: {output_dir}", markup=False, soft_wrap=True)
+    Console(highlight=False).print(table)
+    print_text(f"run directory: {output_dir}")
+
+
+def print_text(text: str) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(text, markup=False, soft_wrap=True)
 
 
 def format_score(value: float) -> str:

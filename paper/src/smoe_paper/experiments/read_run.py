@@ -33,11 +33,7 @@ from smoe_paper.experiments.task import OpenRun
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read of a run.
-
-    Attributes:
-        data: Places of data that were moved, such as `store`; a run uses those that its recipe has.
-    """
+    """What to read of a run, and the paths of data that were moved, of which it uses those that its recipe has."""
 
     split: Literal["test", "validation"] | None = "test"
     checkpoint: CheckpointName = "best"
@@ -76,6 +72,8 @@ def read_run(
     of_task = None if run.task.regions is None else run.task.regions.cpu().numpy()
     regions = of_task if parts.regions is None else parts.regions
     plain = recipe.plain()
+    facts = environment_facts(environment) | dict(parts.data)
+    facts |= {f"SHA-256 of the {options.split} split": digest} if digest else {}
     # Neither folders nor the number of training samples make another task to be scored on.
     same_task = {key: v for key, v in plain["data"].items() if key not in paths and not key.startswith("num_train")}
     return RunReport(
@@ -96,7 +94,7 @@ def read_run(
         filters=parts.filters,
         command=repeating_command(environment),
         recipe={key: value for key, value in plain.items() if key != "experiment"},
-        facts=_facts(environment, parts, options.split, digest),
+        facts=facts,
         remarks=(*parts.remarks, *_region_remarks(regions, gates)),
         identity=json.dumps([recipe.experiment, options.split, same_task], sort_keys=True),
     )
@@ -131,24 +129,17 @@ def measure_errors(
     batches: Iterable[tuple[Tensor, Tensor]], places: Places | None, targets: Sequence[tuple[str, str]]
 ) -> tuple[ErrorMap, ...]:
     """The root mean squared error of each target at each pixel over all samples."""
-    squared: Tensor | None = None
-    counts: Tensor | None = None
-    grid: tuple[int, ...] = ()
+    squared, counts = torch.zeros(0), torch.zeros(0)
     for prediction, truth in batches:
-        if prediction.shape != truth.shape or truth.ndim < 3 or not truth.is_floating_point():
+        grid = tuple(truth.shape[2:])
+        if prediction.shape != truth.shape or not 1 <= len(grid) <= 3 or not truth.is_floating_point():
             return ()
-        if squared is None or counts is None:
-            grid = tuple(truth.shape[2:])
-            if len(grid) > 3 or (places is not None and places.num_pixels != int(np.prod(grid))):
-                return ()
-            squared = torch.zeros(truth.shape[1], int(np.prod(grid)), dtype=torch.float64)
-            counts = torch.zeros_like(squared)
+        if places is not None and places.num_pixels != int(np.prod(grid)):
+            return ()
         error = (prediction.double() - truth.double()).square().cpu().flatten(2)
-        is_known = ~error.isnan()
-        squared += error.nan_to_num(0.0).sum(dim=0)
-        counts += is_known.sum(dim=0)
-    if squared is None or counts is None:
-        return ()
+        known = (~error.isnan()).sum(dim=0)
+        total = error.nan_to_num(0.0).sum(dim=0)
+        squared, counts = (squared + total, counts + known) if squared.numel() else (total, known)
     roots = (squared / counts).sqrt().numpy()
     names = list(targets) if len(targets) == len(roots) else [(f"target {number}", "") for number in range(len(roots))]
     return tuple(ErrorMap(f"{name}, RMSE", units, root) for (name, units), root in zip(names, roots, strict=True))
@@ -172,8 +163,9 @@ def _score_sheet(
         simple.setdefault("input unchanged", unchanged)
     rows += [ScoreRow(key, "here, same data", scores) for key, scores in simple.items()]
     if words == "test":
-        found = parts.published if parts.published is not None else _published(experiment, name)
-        rows += _published_rows(found, name)
+        # Those of the recipes of the same data, by the first part of their names.
+        same = [other for other in experiment.recipes if other.partition("/")[0] == name.partition("/")[0]]
+        rows += _published_rows(parts.published or {other: experiment.published(other) for other in same}, name)
     known = {metric for metric in (values or {}) if "/" not in metric}
     rows = [
         replace(row, values={metric: value for metric, value in row.values.items() if row.is_own or metric in known})
@@ -184,23 +176,16 @@ def _score_sheet(
 
 def _run_scores(history: Sequence[Record]) -> tuple[str, dict[str, float]]:
     """What the record of a run states: its scores on the test split, or its last ones on validation."""
-    for record in reversed(history):
-        found = _scores_of(record, "test/")
-        if found:
-            return "test", found
-    for record in reversed(history):
-        found = _scores_of(record, "validation/")
-        if found:
-            return f"validation, epoch {record.get('epoch', '?')}", found
+    for prefix in ("test/", "validation/"):
+        for record in reversed(history):
+            found = {
+                key.removeprefix(prefix): float(value)
+                for key, value in record.items()
+                if key.startswith(prefix) and isinstance(value, (int, float)) and not isinstance(value, bool)
+            }
+            if found:
+                return ("test" if prefix == "test/" else f"validation, epoch {record.get('epoch', '?')}"), found
     return "", {}
-
-
-def _scores_of(record: Record, prefix: str) -> dict[str, float]:
-    return {
-        key.removeprefix(prefix): float(value)
-        for key, value in record.items()
-        if key.startswith(prefix) and isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
 
 
 def _published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str) -> list[ScoreRow]:
@@ -218,20 +203,6 @@ def _published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str
         if results
     ]
     return sorted(rows, key=lambda row: not row.is_same_recipe)
-
-
-def _published(experiment: Experiment, name: str) -> dict[str, tuple[PublishedResult, ...]]:
-    """Results of the recipes of the same data, by the first part of their names."""
-    family = name.partition("/")[0]
-    names = [other for other in experiment.recipes if other.partition("/")[0] == family]
-    return {other: experiment.published(other) for other in names}
-
-
-def _facts(environment: Mapping[str, Any], parts: ReportParts, split: str | None, digest: str) -> dict[str, str]:
-    facts = environment_facts(environment) | dict(parts.data)
-    if digest:
-        facts[f"SHA-256 of the {split} split"] = digest
-    return facts
 
 
 def _region_remarks(regions: np.ndarray | None, gates: tuple[GateMap, ...]) -> list[str]:

@@ -13,22 +13,15 @@ from smoe.training.plan import TrainingPlan
 
 @dataclass(frozen=True)
 class Adam:
-    """The Adam optimiser, with an optional L2 penalty on convolution kernels, as in Keras.
+    """The Adam optimiser, with an optional L2 penalty on convolution kernels, as in Keras."""
 
-    Attributes:
-        lr: Learning rate.
-        betas: Decay of the averages of the gradient and of its square.
-        eps: Number added to the root of the average square; gradients far below it are hardly followed.
-        l2: Factor of the sum of the squared kernels in the loss. Experts and bases are kernels; biases, norms, gates
-            and transformers are not. Its gradient is added to that of the loss before Adam averages it.
-        gate_lr: Learning rate of the gates; None for `lr`.
-    """
-
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    lr: float = 1e-3  # Learning rate.
+    betas: tuple[float, float] = (0.9, 0.999)  # Decay of the averages of the gradient and of its square.
+    eps: float = 1e-8  # Number added to the root of the average square; gradients far below it are hardly followed.
+    # Factor of the sum of the squared kernels in the loss. Experts and bases are kernels; biases, norms, gates and
+    # transformers are not. Its gradient is added to that of the loss before Adam averages it.
     l2: float = 0.0
-    gate_lr: float | None = None
+    gate_lr: float | None = None  # Learning rate of the gates; None for `lr`.
 
     def __post_init__(self) -> None:
         _check_not_negative(self, "lr", "eps", "l2", "gate_lr")
@@ -36,22 +29,15 @@ class Adam:
 
 @dataclass(frozen=True)
 class SgdMomentum:
-    """Stochastic gradient descent with momentum, as torchvision trains ResNets.
+    """Stochastic gradient descent with momentum, as torchvision trains ResNets."""
 
-    Attributes:
-        lr: Learning rate.
-        momentum: Share of the last step that is added to the next.
-        weight_decay: Weight decay of all parameters but those of norms and gates. A gate is no weight: scores that
-            shrink together would change which expert is selected.
-        gate_lr: Learning rate of the gates; None for `lr`. The gradient of the RC loss is a mean over all scores of a
-            gate, 2e-6 to 1e-5 for each score of ResNet-50, so that the weights' rate would leave the routing as it
-            starts. As a rule, rate x weight of the rule x layers that share the gate / scores of the gate should be
-            about 4e-4 with momentum 0.9; it is 1e-4 to 1e-3 for the four gates of ResNet-50.
-    """
-
-    lr: float = 0.5
-    momentum: float = 0.9
+    lr: float = 0.5  # Learning rate.
+    momentum: float = 0.9  # Share of the last step that is added to the next.
+    # Weight decay of all parameters but those of norms and gates. A gate is no weight: scores that shrink together
+    # would change which expert is selected.
     weight_decay: float = 2e-5
+    # Learning rate of the gates; None for `lr`. The gradient of the RC loss is a mean over all scores of a gate: rate x
+    # layers that share the gate / its scores should be about 4e-4 with momentum 0.9.
     gate_lr: float | None = None
 
     def __post_init__(self) -> None:
@@ -70,19 +56,12 @@ def _check_not_negative(options: Adam | SgdMomentum, *names: str) -> None:
 
 @dataclass(frozen=True)
 class AuxiliaryLosses:
-    """Losses that spread the work over the experts of SMoE layers (paper appendix C).
+    """Losses that spread the work over the experts of SMoE layers (paper appendix C)."""
 
-    Attributes:
-        importance: Equal weights for all experts.
-        load: Equal numbers of pixels for all experts; needs gate noise.
-        spatial_agreement: The same weights in all samples.
-        weight: Factor of their sum.
-    """
-
-    importance: bool = False
-    load: bool = False
-    spatial_agreement: bool = False
-    weight: float = 0.01
+    importance: bool = False  # Equal weights for all experts.
+    load: bool = False  # Equal numbers of pixels for all experts; needs gate noise.
+    spatial_agreement: bool = False  # The same weights in all samples.
+    weight: float = 0.01  # Factor of their sum.
 
     @property
     def is_any(self) -> bool:
@@ -123,30 +102,22 @@ class Recipe:
 
 @dataclass(frozen=True)
 class GateOptions:
-    """SMoE layers and their gates.
+    """SMoE layers and their gates."""
 
-    Attributes:
-        expert_ratio: Experts in the bank for each filter of the layer that is replaced or stands before.
-        gate: `tensor`, a table of scores; `factorised`, a few numbers for each pixel; `random`, a table that stays as
-            it starts.
-        gate_init: Start of the gate: `kaiming` (white noise), `paper`, `smooth`, or `uniform`, the first expert
-            everywhere.
-        correlation_length: Correlation length of a smooth start in pixels; None for an eighth of the rows.
-        order: Order of the selected experts: `score`, `index`, or `families`.
-        rank: Numbers for each pixel of a factorised gate.
-        bias: Owner of the biases: `slot`, one for each output channel, where the layer it stands for has them; or
-            `expert`, one for each expert.
-        local_affine: Multiply each output channel by a learned number at each pixel, and add another.
-    """
-
-    expert_ratio: float = 2.0
+    expert_ratio: float = 2.0  # Experts in the bank for each filter of the layer that is replaced or stands before.
+    # `tensor`, a table of scores; `factorised`, a few numbers for each pixel; `random`, a table that stays as it
+    # starts.
     gate: Literal["tensor", "factorised", "random"] = "tensor"
+    # Start of the gate: `kaiming` (white noise), `paper`, `smooth`, or `uniform`, the first expert everywhere.
     gate_init: GateInit = "kaiming"
+    # Correlation length of a smooth start in pixels; None for an eighth of the rows.
     correlation_length: float | None = None
-    order: Order = "score"
-    rank: int = 8
+    order: Order = "score"  # Order of the selected experts: `score`, `index`, or `families`.
+    rank: int = 8  # Numbers for each pixel of a factorised gate.
+    # Owner of the biases: `slot`, one for each output channel, where the layer it stands for has them; or `expert`, one
+    # for each expert.
     bias: BiasOwner = "slot"
-    local_affine: bool = False
+    local_affine: bool = False  # Multiply each output channel by a learned number at each pixel, and add another.
 
     def __post_init__(self) -> None:
         if not self.expert_ratio >= 1.0:

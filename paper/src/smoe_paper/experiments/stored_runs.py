@@ -39,13 +39,9 @@ def _with_effect(plain: Any) -> Any:
 
 @dataclass(frozen=True)
 class RunKey:
-    """What was trained, and with which seed.
+    """What was trained, and with which seed."""
 
-    Attributes:
-        identity: The full recipe without its seed, as `identity_of` returns it.
-    """
-
-    identity: str
+    identity: str  # the full recipe without its seed, as `identity_of` returns it
     seed: int
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,14 +27,10 @@ class PublishedResult:
 
 @dataclass(frozen=True)
 class ShownMetric:
-    """A metric of the test split that tables show.
-
-    Attributes:
-        heading: Heading before `paper` and `here`; empty if it is the only metric.
-    """
+    """A metric of the test split that tables show."""
 
     name: str
-    heading: str = ""
+    heading: str = ""  # before `paper` and `here`; empty if it is the only metric
     decimals: int = 1
     is_percentage: bool = False
 
@@ -52,40 +48,28 @@ class ShownMetric:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
-
-    Attributes:
-        can_train: Whether the library can still train the recipe. Otherwise the row only shows its stored runs.
-    """
+    """One line of a table."""
 
     labels: tuple[str, ...]
     recipe: Recipe
     paper: tuple[PublishedResult, ...] = ()
-    can_train: bool = True
+    can_train: bool = True  # otherwise the library cannot train it any more, and the row shows its stored runs
 
     @property
     def label(self) -> str:
         return ", ".join(self.labels)
 
-    def paper_result(self, metric: str) -> PublishedResult | None:
-        return next((result for result in self.paper if result.metric == metric), None)
-
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table.
+    """A table."""
 
-    Attributes:
-        name: Name on the command line, such as `heat/gates`.
-        text: Description of the set-up. Statements about results belong into `notes.md` beside the results.
-    """
-
-    name: str
+    name: str  # on the command line, such as `heat/gates`
     title: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     source: str = ""
-    text: str = ""
+    text: str = ""  # about the set-up; statements about results belong into `notes.md` beside the results
     references: tuple[str, ...] = ()
     metrics: tuple[ShownMetric, ...] = ()
 
@@ -110,11 +94,7 @@ def make_table(
 
 @dataclass(frozen=True)
 class Scale:
-    """A size of the experiment.
-
-    Attributes:
-        kind: `paper` for the paper's data and size; `smaller`; or `simulated`, with other data.
-    """
+    """A size of the experiment: that of the paper, a smaller one, or one with simulated data."""
 
     name: str
     text: str
@@ -128,11 +108,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class TableSet:
-    """All tables of an experiment.
-
-    Attributes:
-        data_folder: Place of a recipe's data in the folder that a user names; that folder itself if not given.
-    """
+    """All tables of an experiment."""
 
     name: str
     metrics: tuple[ShownMetric, ...]
@@ -140,6 +116,7 @@ class TableSet:
     tables: tuple[ResultTable, ...]
     scales: tuple[Scale, ...]
     data_field: str
+    # Place of a recipe's data in the folder that a user names; that folder itself if not given.
     data_folder: Callable[[Any, Path], Path] | None = None
 
     def with_data(self, recipe: Recipe, path: Path) -> Recipe:
@@ -233,34 +210,51 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
     In the notes, the table has a heading `# TABLE`; a line `- LABEL: ...` is about the row of that label.
     """
     about_rows, about_table = _read_notes(store.path.with_name("notes.md"), table)
-    layout = _Layout(tables, table)
-    lines = [_line(layout.headings()), "|" + "---|" * len(layout.headings())]
-    for name in table.references:
-        reference = store.read_reference(name)
-        lines += [] if reference is None else [layout.reference_line(reference)]
-    remarks: list[str] = []
+    metrics = table.metrics or tables.metrics
+    paper_metrics = {result.metric for row in table.rows for result in row.paper}
+    has_paper_epochs = any(result.epochs is not None for row in table.rows for result in row.paper)
+    headings = [*table.columns, "parameters", *_number_columns(metrics, paper_metrics)]
+    headings += ["is"] if paper_metrics else []
+    headings += ["seeds", "scale", *(["epochs: paper", "here"] if has_paper_epochs else ["epochs"]), "s per run"]
+    lines: list[list[str]] = []
+    for reference in filter(None, map(store.read_reference, table.references)):
+        cells = [reference["label"], *[""] * (len(table.columns) - 1), "0"]
+        for metric in metrics:
+            cells += [""] if metric.name in paper_metrics else []
+            cells.append(metric.number(reference["test"][metric.name]))
+        lines.append([*cells, *[""] * (len(headings) - len(cells))])
     circumstances: set[str] = set()
     for row in table.rows:
         found = outcomes(tables, row, store)
-        lines += [layout.result_line(row, outcome) for outcome in found or [None]]
+        for outcome in found or [None]:
+            verdicts = [verdict(row, outcome)] if paper_metrics else []
+            numbers = [*_numbers(row, outcome, metrics, paper_metrics), *verdicts]
+            printed = next((str(result.epochs) for result in row.paper if result.epochs is not None), "")
+            epochs = [printed] if has_paper_epochs else []
+            if outcome is None:
+                lines.append([*row.labels, "", *numbers, "0", "", *epochs, "", ""])
+                continue
+            first, best = outcome.results[0], outcome.best_epoch
+            gate = f"+{first['gate_parameters']}" if first["gate_parameters"] else ""
+            seconds = statistics.fmean(run["seconds"] for run in outcome.results)
+            size = [str(len(outcome.results)), outcome.scale.name]
+            ends = [*size, *epochs, "" if best is None else f"{best:.0f}", f"{seconds:.0f}"]
+            lines.append([*row.labels, f"{first['parameters']}{gate}", *numbers, *ends])
         for run in (run for outcome in found for run in outcome.results):
             circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}")
-        if row.label in about_rows:
-            remarks.append(about_rows[row.label])
     source = f" Paper: {table.source}." if table.source else ""
     scales = "; ".join(f"{scale.name}: {scale.text}" for scale in tables.scales)
-    legend = f"{tables.metric_text} *Epochs* are those until the best weights. Scales: {scales}."
     parts = [
-        [f"# {table.title}"],
-        [f"Made by `smoe reproduce {table.name}`.{source}"],
-        lines,
-        [legend],
-        remarks,
-        [table.text] if table.text else [],
-        [about_table] if about_table else [],
-        ["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else [],
+        f"# {table.title}",
+        f"Made by `smoe reproduce {table.name}`.{source}",
+        _grid(headings, lines),
+        f"{tables.metric_text} *Epochs* are those until the best weights. Scales: {scales}.",
+        "\n".join(about_rows[row.label] for row in table.rows if row.label in about_rows),
+        table.text,
+        about_table,
+        "\n".join(["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else []),
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def page(experiments: Iterable[tuple[TableSet, RunStore]]) -> str:
@@ -268,26 +262,21 @@ def page(experiments: Iterable[tuple[TableSet, RunStore]]) -> str:
     parts = ["# The paper's tables beside ours", PAGE_TEXT]
     for tables, store in experiments:
         for table in tables.tables:
-            layout = _Layout(tables, table)
-            metrics = [metric for metric in layout.metrics if metric.name in layout.of_paper]
+            paper_metrics = {result.metric for row in table.rows for result in row.paper}
+            metrics = [metric for metric in table.metrics or tables.metrics if metric.name in paper_metrics]
             if not metrics:
                 continue
-            columns = [metric.column(kind) for metric in metrics for kind in ("paper", "here")]
-            headings = [*table.columns, *columns, "is", "seeds", "scale"]
-            lines = [_line(headings), "|" + "---|" * len(headings)]
+            lines: list[list[str]] = []
             for row in table.rows:
                 outcome = next(iter(outcomes(tables, row, store)), None)
-                cells = [
-                    cell
-                    for metric in metrics
-                    for cell in (_paper(row, metric), "" if outcome is None else outcome.cell(metric))
-                ]
                 size = ["0", ""] if outcome is None else [str(len(outcome.results)), outcome.scale.name]
-                lines.append(_line([*row.labels, *cells, verdict(row, outcome), *size]))
+                numbers = _numbers(row, outcome, metrics, paper_metrics)
+                lines.append([*row.labels, *numbers, verdict(row, outcome), *size])
             more = f"{tables.name}/{table.short_name}.md"
             name = f"[{table.name}]({more})" if (store.path.parents[1] / more).exists() else table.name
             title = f"## {table.source[0].upper()}{table.source[1:]}: {table.title}"
-            parts += [title, f"{name}. {tables.metric_text}", "\n".join(lines)]
+            headings = [*table.columns, *_number_columns(metrics, paper_metrics), "is", "seeds", "scale"]
+            parts += [title, f"{name}. {tables.metric_text}", _grid(headings, lines)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -316,67 +305,26 @@ def _read_notes(path: Path, table: ResultTable) -> tuple[dict[str, str], str]:
     return about_rows, "\n".join(rest).strip()
 
 
-class _Layout:
-    """The columns of a table: those of the paper only if it prints something in them."""
-
-    def __init__(self, tables: TableSet, table: ResultTable) -> None:
-        self.table = table
-        self.metrics = table.metrics or tables.metrics
-        self.of_paper = {metric.name for metric in self.metrics if any(r.paper_result(metric.name) for r in table.rows)}
-        self.has_paper_epochs = any(result.epochs is not None for row in table.rows for result in row.paper)
-
-    def headings(self) -> list[str]:
-        numbers = [
-            metric.column(kind)
-            for metric in self.metrics
-            for kind in ("paper", "here")
-            if kind == "here" or metric.name in self.of_paper
-        ]
-        epochs = ["epochs: paper", "here"] if self.has_paper_epochs else ["epochs"]
-        verdict = ["is"] if self.of_paper else []
-        return [*self.table.columns, "parameters", *numbers, *verdict, "seeds", "scale", *epochs, "s per run"]
-
-    def result_line(self, row: Row, outcome: Outcome | None) -> str:
-        """The line of a row at a scale; without an outcome, with the paper's numbers only."""
-        numbers: list[str] = []
-        for metric in self.metrics:
-            numbers += [_paper(row, metric)] if metric.name in self.of_paper else []
-            numbers.append("" if outcome is None else outcome.cell(metric))
-        paper_epochs = next((str(result.epochs) for result in row.paper if result.epochs is not None), "")
-        epochs = [paper_epochs] if self.has_paper_epochs else []
-        if self.of_paper:
-            numbers.append(verdict(row, outcome))
-        if outcome is None:
-            return _line([*row.labels, "", *numbers, "0", "", *epochs, "", ""])
-        first = outcome.results[0]
-        gate = first["gate_parameters"]
-        parameters = f"{first['parameters']}+{gate}" if gate else str(first["parameters"])
-        best_epoch = "" if outcome.best_epoch is None else f"{outcome.best_epoch:.0f}"
-        seconds = statistics.fmean(run["seconds"] for run in outcome.results)
-        seeds = str(len(outcome.results))
-        return _line(
-            [*row.labels, parameters, *numbers, seeds, outcome.scale.name, *epochs, best_epoch, f"{seconds:.0f}"]
-        )
-
-    def reference_line(self, reference: dict[str, Any]) -> str:
-        labels = [reference["label"], *[""] * (len(self.table.columns) - 1)]
-        numbers: list[str] = []
-        for metric in self.metrics:
-            numbers += [""] if metric.name in self.of_paper else []
-            numbers.append(metric.number(reference["test"][metric.name]))
-        num_others = len(self.headings()) - len(labels) - len(numbers) - 1
-        return _line([*labels, "0", *numbers, *[""] * num_others])
+def _number_columns(metrics: Sequence[ShownMetric], paper_metrics: set[str]) -> list[str]:
+    """Headings of the numbers: a column of the paper's only where it prints something."""
+    kinds = [(metric, kind) for metric in metrics for kind in ("paper", "here")]
+    return [metric.column(kind) for metric, kind in kinds if kind == "here" or metric.name in paper_metrics]
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _numbers(
+    row: Row, outcome: Outcome | None, metrics: Sequence[ShownMetric], paper_metrics: set[str]
+) -> Iterator[str]:
+    for metric in metrics:
+        if metric.name in paper_metrics:
+            result = next((result for result in row.paper if result.metric == metric.name), None)
+            spread = "" if result is None or not metric.is_percentage else f" ± {result.spread:g}"
+            yield "" if result is None else f"{result.mean:.{metric.decimals}f}{spread}"
+        yield "" if outcome is None else outcome.cell(metric)
 
 
-def _paper(row: Row, metric: ShownMetric) -> str:
-    result = row.paper_result(metric.name)
-    if result is None:
-        return ""
-    return f"{result.mean:.{metric.decimals}f}" + (f" ± {result.spread:g}" if metric.is_percentage else "")
+def _grid(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [f"| {' | '.join(cells)} |" for cells in (headings, *lines)]
+    return "\n".join([rows[0], "|" + "---|" * len(headings), *rows[1:]])
 
 
 def percent(mean: float, spread: float | None = None, decimals: int = 1) -> str:

@@ -18,6 +18,7 @@ from smoe import nn
 from smoe.diagnostics import fixed_gates
 from smoe.nn import RoutedLayer
 from smoe.ops import family_members
+from smoe.options import BiasOwner
 from smoe.reports.run_report import Places
 from smoe.rules import Damping, Rule
 from smoe.training import to_plain
@@ -50,20 +51,16 @@ def make_gate(
     num_selected: int,
     grid: tuple[int, int],
     prior: torch.Tensor | None = None,
-    prior_strength: float = 2.0,
     embedding: nn.PixelEmbedding | None = None,
 ) -> nn.TensorGate | nn.FactorisedGate:
     kind = nn.FactorisedGate if options.gate == "factorised" else nn.TensorGate
-    start: dict[str, Any] = {
-        "init": options.gate_init,
-        "correlation_length": options.correlation_length,
-        "order": options.order,
-    }
+    start: dict[str, Any] = {"init": options.gate_init, "correlation_length": options.correlation_length}
+    start["order"] = options.order
     if options.gate == "factorised":
         start |= {"rank": options.rank, "embedding": embedding}
     if prior is None:
         return kind(num_experts, num_selected, grid, **start)
-    return kind.from_prior(prior, num_experts, num_selected, prior_strength, **start)
+    return kind.from_prior(prior, num_experts, num_selected, **start)
 
 
 def convert_net(
@@ -76,7 +73,6 @@ def convert_net(
     share_gates: bool,
     group_of: Callable[[str], object] | None = None,
     prior: torch.Tensor | None = None,
-    prior_strength: float = 2.0,
     **options: Any,
 ) -> torch.nn.Module:
     """The network with its 3x3 convolutions replaced by SMoE layers; those of one group of names may share gates."""
@@ -92,7 +88,7 @@ def convert_net(
         rows, columns = change.spatial_shape
         averaged = None if prior is None else torch.nn.functional.adaptive_avg_pool2d(prior[None], (rows, columns))[0]
         shared = embeddings.get((rows, columns)) if share_gates else None
-        gate = make_gate(gates, *bank[1:3], (rows, columns), averaged, prior_strength, shared)
+        gate = make_gate(gates, *bank[1:3], (rows, columns), averaged, shared)
         if isinstance(gate, nn.FactorisedGate):
             embeddings[rows, columns] = gate.embedding
         else:
@@ -115,6 +111,26 @@ def convert_net(
         if isinstance(layer, nn.SpatialMoE2d):
             start_layer(layer, gates, start)
     return converted
+
+
+def make_added_layer(
+    channels: int,
+    grid: tuple[int, int],
+    gates: GateOptions,
+    learning: Learning,
+    start: Start,
+    *,
+    bias: BiasOwner | bool,
+    prior: torch.Tensor | None = None,
+    **options: Any,
+) -> nn.SpatialMoE2d:
+    """An SMoE layer that keeps the channels and the grid of a network that it is added to."""
+    num_experts = round(gates.expert_ratio * channels)
+    gate = make_gate(gates, num_experts, channels, grid, prior)
+    options |= {"gate": gate, "bias": bias, "local_affine": gates.local_affine, **learning._asdict()}
+    layer = nn.SpatialMoE2d.from_experts(channels, num_experts, channels, **options)
+    start_layer(layer, gates, start)
+    return layer
 
 
 def start_layer(layer: nn.SpatialMoE2d, gates: GateOptions, start: Start) -> None:

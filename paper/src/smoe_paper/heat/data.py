@@ -146,11 +146,7 @@ def make_region_map(data: HeatDiffusion) -> np.ndarray:
 
 def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
     """Simulates a split, or opens the frames that an earlier run stored in `cache_dir`."""
-    num_runs, seed = {
-        "train": (data.num_train_runs, data.train_seed),
-        "validation": (data.num_validation_runs, data.validation_seed),
-        "test": (data.num_test_runs, data.test_seed),
-    }[split]
+    num_runs, seed = getattr(data, f"num_{split}_runs"), getattr(data, f"{split}_seed")
     content = {
         "diffusivities": to_plain(data.diffusivities),
         "num_steps": data.num_steps,

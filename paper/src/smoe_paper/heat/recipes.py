@@ -18,41 +18,25 @@ GateName = Literal["tensor", "factorised", "conv", "coordconv", "coordconv3", "l
 
 @dataclass(frozen=True)
 class SpatialMoEModel:
-    """One SMoE layer; the outputs of several selected experts are summed.
+    """One SMoE layer; the outputs of several selected experts are summed."""
 
-    Attributes:
-        num_experts: Number of experts in the bank.
-        num_selected: Number of experts selected at each pixel.
-        kernel_size: Rows and columns of the experts' kernels.
-        experts: Kind of the experts: convolutions or CoordConv layers.
-        gate: Gating function; `fixed` is the true region map, `random` a frozen tensor gate.
-        gate_init: Initialisation of a tensor gate.
-        gate_start: `true` starts a tensor gate with each region preferring its own share of the experts.
-        experts_start: `true` starts the experts as the diffusion stencils.
-        experts_frozen: Do not train the experts.
-        normalization: Normalisation of the gate's scores.
-        gate_noise: Add noise to the scores in training.
-        weighted: Multiply the experts' outputs by their scores.
-        order: Order of the selected experts.
-        rank: Number of values for each pixel of a factorised gate.
-        bias: Owner of the biases of the experts' outputs.
-    """
-
-    num_experts: int = 3
-    num_selected: int = 1
-    kernel_size: int = 3
-    experts: Literal["conv", "coordconv"] = "conv"
-    gate: GateName = "tensor"
-    gate_init: GateInit = "kaiming"
+    num_experts: int = 3  # Number of experts in the bank.
+    num_selected: int = 1  # Number of experts selected at each pixel.
+    kernel_size: int = 3  # Rows and columns of the experts' kernels.
+    experts: Literal["conv", "coordconv"] = "conv"  # Kind of the experts: convolutions or CoordConv layers.
+    gate: GateName = "tensor"  # Gating function; `fixed` is the true region map, `random` a frozen tensor gate.
+    gate_init: GateInit = "kaiming"  # Initialisation of a tensor gate.
+    # `true` starts a tensor gate with each region preferring its own share of the experts.
     gate_start: Literal["random", "true"] = "random"
-    experts_start: Literal["random", "true"] = "random"
-    experts_frozen: bool = False
+    experts_start: Literal["random", "true"] = "random"  # `true` starts the experts as the diffusion stencils.
+    experts_frozen: bool = False  # Do not train the experts.
+    # Normalisation of the gate's scores.
     normalization: Literal["none", "softmax", "abs", "abs_softmax"] = "none"
-    gate_noise: bool = False
-    weighted: bool = False
-    order: Order = "score"
-    rank: int = 8
-    bias: Literal["none", "slot", "expert"] = "none"
+    gate_noise: bool = False  # Add noise to the scores in training.
+    weighted: bool = False  # Multiply the experts' outputs by their scores.
+    order: Order = "score"  # Order of the selected experts.
+    rank: int = 8  # Number of values for each pixel of a factorised gate.
+    bias: Literal["none", "slot", "expert"] = "none"  # Owner of the biases of the experts' outputs.
 
     def __post_init__(self) -> None:
         if self.gate_start == "true" and self.gate != "tensor":
@@ -66,47 +50,30 @@ class SpatialMoEModel:
 
 @dataclass(frozen=True)
 class ConvNetModel:
-    """Convolutions with batch normalisation and ReLU between them.
+    """Convolutions with batch normalisation and ReLU between them."""
 
-    Attributes:
-        layer: Kind of the layers: convolutions, CoordConv or CondConv layers.
-        hidden: Number of filters of each layer before the last; the last layer has one.
-        kernel_size: Rows and columns of the kernels of all layers.
-        num_experts: Number of kernels that a CondConv mixes for each sample.
-        residual: Add the input of each layer to its output.
-    """
-
+    # Kind of the layers: convolutions, CoordConv or CondConv layers.
     layer: Literal["conv", "coordconv", "condconv"] = "conv"
-    hidden: tuple[int, ...] = (8,)
-    kernel_size: int = 3
-    num_experts: int = 3
-    residual: bool = False
+    hidden: tuple[int, ...] = (8,)  # Number of filters of each layer before the last; the last layer has one.
+    kernel_size: int = 3  # Rows and columns of the kernels of all layers.
+    num_experts: int = 3  # Number of kernels that a CondConv mixes for each sample.
+    residual: bool = False  # Add the input of each layer to its output.
 
 
 @dataclass(frozen=True)
 class LowRankLocalModel:
-    """One low-rank locally connected layer (LRLCN).
+    """One low-rank locally connected layer (LRLCN)."""
 
-    Attributes:
-        combiner: Network that computes each pixel's mixture of the basis filters.
-        spatial_rank: Number of basis filters.
-        kernel_size: Rows and columns of the basis filters.
-    """
-
-    combiner: Combiner = "input"
-    spatial_rank: int = 3
-    kernel_size: int = 3
+    combiner: Combiner = "input"  # Network that computes each pixel's mixture of the basis filters.
+    spatial_rank: int = 3  # Number of basis filters.
+    kernel_size: int = 3  # Rows and columns of the basis filters.
 
 
 @dataclass(frozen=True)
 class LocallyConnectedModel:
-    """One locally connected layer (LCN), with a filter for each pixel.
+    """One locally connected layer (LCN), with a filter for each pixel."""
 
-    Attributes:
-        kernel_size: Rows and columns of the filters.
-    """
-
-    kernel_size: int = 3
+    kernel_size: int = 3  # Rows and columns of the filters.
 
 
 @dataclass(frozen=True)
@@ -116,25 +83,15 @@ class FullyConnectedModel:
 
 @dataclass(frozen=True)
 class VisionTransformerModel:
-    """A vision transformer (ViT), or with experts a vision mixture of experts (V-MoE).
+    """A vision transformer (ViT), or with experts a vision mixture of experts (V-MoE)."""
 
-    Attributes:
-        patch_size: Rows and columns of a patch, in pixels.
-        width: Number of features of a token.
-        num_heads: Number of attention heads.
-        depth: Number of blocks.
-        hidden: Number of features inside the MLPs.
-        num_experts: Number of expert MLPs, of which each token uses one; None for a plain transformer.
-        auxiliary_weight: Factor of V-MoE's balancing losses.
-    """
-
-    patch_size: int = 4
-    width: int = 128
-    num_heads: int = 4
-    depth: int = 1
-    hidden: int = 512
-    num_experts: int | None = None
-    auxiliary_weight: float = 0.01
+    patch_size: int = 4  # Rows and columns of a patch, in pixels.
+    width: int = 128  # Number of features of a token.
+    num_heads: int = 4  # Number of attention heads.
+    depth: int = 1  # Number of blocks.
+    hidden: int = 512  # Number of features inside the MLPs.
+    num_experts: int | None = None  # Number of expert MLPs, of which each token uses one; None for a plain transformer.
+    auxiliary_weight: float = 0.01  # Factor of V-MoE's balancing losses.
 
 
 HeatModel = (
@@ -152,32 +109,22 @@ class HeatDiffusion:
     """Simulated heat diffusion over regions of different diffusivity.
 
     Attributes:
-        spatial_shape: Rows and columns of the grid.
         diffusivities: Diffusivity of each region type, at most 0.25.
-        region_seed: Seed of the region map.
-        num_steps: Number of time steps of each run.
-        num_train_runs: Number of runs in the training split.
-        num_validation_runs: Number of runs in the validation split.
-        num_test_runs: Number of runs in the test split.
-        train_seed: Seed of the initial states of the training split.
-        validation_seed: Seed of the initial states of the validation split.
-        test_seed: Seed of the initial states of the test split.
-        unit: Factor of all temperatures, which expresses the same data in another unit.
-        cache_dir: Folder that keeps the simulated frames for later runs (1.7 GB at paper scale); None keeps nothing.
     """
 
-    spatial_shape: tuple[int, int] = (64, 64)
+    spatial_shape: tuple[int, int] = (64, 64)  # Rows and columns of the grid.
     # In the order of the released command line; the paper's text gives the opposite order.
     diffusivities: tuple[float, ...] = (0.0025, 0.025, 0.25)
-    region_seed: int = 42
-    num_steps: int = 100
-    num_train_runs: int = 1000
-    num_validation_runs: int = 20
-    num_test_runs: int = 20
-    train_seed: int = 42
-    validation_seed: int = 546981
-    test_seed: int = 865124
-    unit: float = 1.0
+    region_seed: int = 42  # Seed of the region map.
+    num_steps: int = 100  # Number of time steps of each run.
+    num_train_runs: int = 1000  # Number of runs in the training split.
+    num_validation_runs: int = 20  # Number of runs in the validation split.
+    num_test_runs: int = 20  # Number of runs in the test split.
+    train_seed: int = 42  # Seed of the initial states of the training split.
+    validation_seed: int = 546981  # Seed of the initial states of the validation split.
+    test_seed: int = 865124  # Seed of the initial states of the test split.
+    unit: float = 1.0  # Factor of all temperatures, which expresses the same data in another unit.
+    # Folder that keeps the simulated frames for later runs (1.7 GB at paper scale); None keeps nothing.
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -198,11 +145,7 @@ HEAT_TRAINING = TrainingPlan(
 
 @dataclass(frozen=True)
 class HeatRecipe(Recipe):
-    """Heat diffusion over regions of different diffusivity.
-
-    Attributes:
-        loss: `mse`, the mean squared error, or `mae`, the mean absolute error.
-    """
+    """Heat diffusion over regions of different diffusivity."""
 
     experiment: ClassVar[str] = "heat"
 
@@ -211,7 +154,7 @@ class HeatRecipe(Recipe):
     # As in the released command line; the paper's text has quantile 0.7 and damping 0.1 (paper/results/heat/rules.md).
     rule: Rule = field(default_factory=RoutingClassification.released)
     training: TrainingPlan = HEAT_TRAINING
-    loss: Literal["mse", "mae"] = "mse"
+    loss: Literal["mse", "mae"] = "mse"  # `mse`, the mean squared error, or `mae`, the mean absolute error.
 
     def __post_init__(self) -> None:
         if self.loss not in ("mse", "mae"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,22 +18,14 @@ from smoe_paper.heat_mesh.recipes import MeshDiffusion
 
 @dataclass(frozen=True)
 class Domain:
-    """A graph in space.
-
-    Attributes:
-        edges: Source and target of each edge, both directions, `(2, M)`, int64.
-        coordinates: Coordinates of the nodes, `(N, 3)`, float64.
-        spatial_shape: Grid of the nodes; `(N,)` if there is none.
-        full_degree: Neighbours of an inner node on a grid, whose border is a row of zeros; None on a mesh without one.
-        triangles: Corners of the triangles, `(T, 3)`, where the domain is a surface.
-    """
+    """A graph in space."""
 
     name: str
-    edges: np.ndarray
-    coordinates: np.ndarray
-    spatial_shape: tuple[int, ...]
-    full_degree: int | None = None
-    triangles: np.ndarray | None = None
+    edges: np.ndarray  # source and target of each edge, both directions, `(2, M)`, int64
+    coordinates: np.ndarray  # of the nodes, `(N, 3)`, float64
+    spatial_shape: tuple[int, ...]  # grid of the nodes; `(N,)` if there is none
+    full_degree: int | None = None  # neighbours of an inner node on a grid, beyond whose border is 0; None on a mesh
+    triangles: np.ndarray | None = None  # corners of the triangles of a surface, `(T, 3)`
 
     @property
     def num_nodes(self) -> int:
@@ -139,15 +131,6 @@ def _surface(name: str, points: np.ndarray, triangles: np.ndarray) -> Domain:
     return Domain(name, np.ascontiguousarray(edges), points, (len(points),), triangles=triangles)
 
 
-DOMAINS: dict[str, Callable[[], Domain]] = {
-    "line": line,
-    "volume": volume,
-    "healpix": healpix,
-    "icosphere": icosphere,
-    "fsaverage5": fsaverage5,
-}
-
-
 def grow_regions(domain: Domain, num_types: int, seed: int = 42) -> np.ndarray:
     """Grows a random map of regions by preferential attachment over the edges.
 
@@ -155,8 +138,11 @@ def grow_regions(domain: Domain, num_types: int, seed: int = 42) -> np.ndarray:
     becomes type k with probability `(1 - c / m) / n + c_k / m`, where m is one more than the largest c. On a plane
     with eight neighbours, visited row by row, this is the paper's rule.
     """
-    neighbours = _neighbour_lists(domain)
-    order, place = _breadth_first(neighbours)
+    neighbours: list[list[int]] = [[] for _ in range(domain.num_nodes)]
+    for source, target in domain.edges.T.tolist():
+        neighbours[target].append(source)
+    order = _breadth_first(neighbours)
+    place = np.argsort(order)
     visited = [[other for other in neighbours[node] if place[other] < place[node]] for node in range(len(neighbours))]
     most = 1 + max(len(before) for before in visited)
     rng = np.random.default_rng(seed)
@@ -170,31 +156,16 @@ def grow_regions(domain: Domain, num_types: int, seed: int = 42) -> np.ndarray:
     return regions
 
 
-def _neighbour_lists(domain: Domain) -> list[list[int]]:
-    lists: list[list[int]] = [[] for _ in range(domain.num_nodes)]
-    for source, target in domain.edges.T.tolist():
-        lists[target].append(source)
-    return lists
-
-
-def _breadth_first(neighbours: list[list[int]]) -> tuple[list[int], np.ndarray]:
-    order: list[int] = []
-    is_known = np.zeros(len(neighbours), dtype=bool)
+def _breadth_first(neighbours: list[list[int]]) -> list[int]:
+    order: dict[int, None] = {}
     for start in range(len(neighbours)):
-        if is_known[start]:
-            continue
-        is_known[start] = True
         queue = deque([start])
         while queue:
             node = queue.popleft()
-            order.append(node)
-            for other in neighbours[node]:
-                if not is_known[other]:
-                    is_known[other] = True
-                    queue.append(other)
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    return order, place
+            if node not in order:
+                order[node] = None
+                queue.extend(neighbours[node])
+    return list(order)
 
 
 def draw_states(regions: np.ndarray, num_runs: int, seed: int, *, background: float = 0.1) -> np.ndarray:
@@ -223,9 +194,8 @@ def simulate(
     Returns:
         Frames, the first states included, `(R, T + 1, N)`, float32.
     """
-    for kind, rate in enumerate(rates):
-        if not 0.0 <= rate <= 1.0:
-            raise ValueError(f"the rate of region type {kind} must be in [0, 1] for a stable step, got {rate}")
+    if not all(0.0 <= rate <= 1.0 for rate in rates):
+        raise ValueError(f"rates must be in [0, 1] for a stable step, got {tuple(rates)}")
     source, target = torch.from_numpy(domain.edges)
     rate = torch.tensor(rates, dtype=torch.float64)[torch.from_numpy(regions)]
     divided = (rate / torch.from_numpy(domain.degrees()).clamp(min=1))[target]
@@ -246,7 +216,8 @@ def simulate(
 
 @functools.lru_cache(maxsize=2)
 def make_domain(name: str) -> Domain:
-    return DOMAINS[name]()
+    makers = (line, volume, healpix, icosphere, fsaverage5)
+    return {make.__name__: make for make in makers}[name]()
 
 
 def make_regions(data: MeshDiffusion) -> np.ndarray:
@@ -259,11 +230,7 @@ _SEEDS = {"train": 42, "validation": 546981, "test": 865124}
 
 def make_split(data: MeshDiffusion, regions: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
     """Simulates a split, or opens what an earlier run kept in `cache_dir`."""
-    num_runs = {
-        "train": data.num_train_runs,
-        "validation": data.num_validation_runs,
-        "test": data.num_test_runs,
-    }[split]
+    num_runs = getattr(data, f"num_{split}_runs")
     domain = make_domain(data.domain)
     shape = (num_runs, data.num_steps + 1, *domain.spatial_shape)
 

@@ -22,11 +22,7 @@ from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithi
 
 
 class MeshNet(nn.Module):
-    """One layer on the nodes of a domain: fields `(B, 1, *grid)` to fields.
-
-    Args:
-        edges: Edges `(2, M)` for a layer that needs them.
-    """
+    """One layer on the nodes of a domain: fields `(B, 1, *grid)` to fields; some need the edges `(2, M)`."""
 
     edges: torch.Tensor
 
@@ -43,11 +39,7 @@ class MeshNet(nn.Module):
 
 
 class SageNet(nn.Module):
-    """A stack of torch_geometric's `SAGEConv`: fields `(B, 1, N)` to fields.
-
-    Args:
-        edges: Edges `(2, M)`.
-    """
+    """A stack of torch_geometric's `SAGEConv`: fields `(B, 1, N)` to fields, over the edges `(2, M)`."""
 
     adjacency: torch.Tensor
 

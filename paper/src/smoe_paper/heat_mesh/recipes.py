@@ -16,13 +16,9 @@ from smoe_paper.heat.recipes import HEAT_TRAINING
 
 @dataclass(frozen=True)
 class MeshMoEModel:
-    """One SMoE layer for the domain: `SpatialMoE1d`, `SpatialMoE3d`, `HEALPixMoE` or `GraphMoE`.
+    """One SMoE layer for the domain: `SpatialMoE1d`, `SpatialMoE3d`, `HEALPixMoE` or `GraphMoE`."""
 
-    Attributes:
-        num_candidates: Experts, of which one serves each node.
-    """
-
-    num_candidates: int = 3
+    num_candidates: int = 3  # Experts, of which one serves each node.
 
 
 @dataclass(frozen=True)
@@ -32,15 +28,10 @@ class PlainModel:
 
 @dataclass(frozen=True)
 class SageModel:
-    """A stack of torch_geometric's `SAGEConv` with ReLU between them, for domains without a grid.
+    """A stack of torch_geometric's `SAGEConv` with ReLU between them, for domains without a grid."""
 
-    Attributes:
-        hidden: Channels between the layers.
-        node_features: Learned numbers of each node that are given to the first layer beside the input.
-    """
-
-    hidden: tuple[int, ...] = (16,)
-    node_features: int = 0
+    hidden: tuple[int, ...] = (16,)  # Channels between the layers.
+    node_features: int = 0  # Learned numbers of each node that are given to the first layer beside the input.
 
 
 MeshModel = MeshMoEModel | PlainModel | SageModel
@@ -51,29 +42,20 @@ DomainName = Literal["line", "volume", "healpix", "icosphere", "fsaverage5"]
 
 @dataclass(frozen=True)
 class MeshDiffusion:
-    """The data: heat diffusing along the edges of a graph whose regions conduct differently.
+    """The data: heat diffusing along the edges of a graph whose regions conduct differently."""
 
-    Attributes:
-        domain: Line of 4,096, volume of 32 x 32 x 32, HEALPix with nside 32, icosphere of 2,562 nodes, or the left
-            hemisphere of fsaverage5 with 10,242 nodes.
-        rates: Share of a node's heat that is exchanged with its neighbours in a step, for region types 0, 1, ...; four
-            times the diffusivities of the paper.
-        region_seed: Seed of the region map.
-        num_steps: Steps of each run.
-        num_train_runs: Runs of the training split.
-        num_validation_runs: Runs of the validation split.
-        num_test_runs: Runs of the test split.
-        cache_dir: Folder that keeps the simulated frames for the next run; None keeps nothing.
-    """
-
+    # Line of 4,096, volume of 32 x 32 x 32, HEALPix with nside 32, icosphere of 2,562 nodes, or the left hemisphere of
+    # fsaverage5 with 10,242 nodes.
     domain: DomainName = "fsaverage5"
+    # Share of a node's heat that is exchanged with its neighbours in a step, for region types 0, 1, ...; four times the
+    # diffusivities of the paper.
     rates: tuple[float, ...] = (0.01, 0.1, 1.0)
-    region_seed: int = 42
-    num_steps: int = 40
-    num_train_runs: int = 50
-    num_validation_runs: int = 20
-    num_test_runs: int = 10
-    cache_dir: Path | None = None
+    region_seed: int = 42  # Seed of the region map.
+    num_steps: int = 40  # Steps of each run.
+    num_train_runs: int = 50  # Runs of the training split.
+    num_validation_runs: int = 20  # Runs of the validation split.
+    num_test_runs: int = 10  # Runs of the test split.
+    cache_dir: Path | None = None  # Folder that keeps the simulated frames for the next run; None keeps nothing.
 
 
 # One budget for every network of the table. An epoch has 62 steps instead of the plane's 3,125, hence the patience.

@@ -105,51 +105,38 @@ NUM_STRENGTHS = 31
 Operation = Callable[[Image.Image, float], Image.Image]
 
 
-def shear_x(image: Image.Image, strength: float) -> Image.Image:
-    """Shifts each row by a number of pixels for each pixel from the top."""
-    return _transform(image, (1.0, strength, 0.0, 0.0, 1.0, 0.0))
+def _affine(make_inverse: Callable[[float], tuple[float, ...]]) -> Operation:
+    """A transform with black beyond the borders; the matrix of a strength maps a new pixel to the old one."""
 
+    def transform(image: Image.Image, strength: float) -> Image.Image:
+        return image.transform(image.size, Image.Transform.AFFINE, make_inverse(strength), Image.Resampling.BILINEAR)
 
-def shear_y(image: Image.Image, strength: float) -> Image.Image:
-    """Shifts each column by a number of pixels for each pixel from the left."""
-    return _transform(image, (1.0, 0.0, 0.0, strength, 1.0, 0.0))
-
-
-def translate_x(image: Image.Image, strength: float) -> Image.Image:
-    """Shifts the image to the right by whole pixels."""
-    return _transform(image, (1.0, 0.0, -int(strength), 0.0, 1.0, 0.0))
-
-
-def translate_y(image: Image.Image, strength: float) -> Image.Image:
-    """Shifts the image down by whole pixels."""
-    return _transform(image, (1.0, 0.0, 0.0, 0.0, 1.0, -int(strength)))
-
-
-def _transform(image: Image.Image, inverse: tuple[float, ...]) -> Image.Image:
-    """Transforms the image, with black beyond its borders; the matrix maps a new pixel to the old one."""
-    return image.transform(image.size, Image.Transform.AFFINE, inverse, Image.Resampling.BILINEAR)
-
-
-def _rotate(image: Image.Image, strength: float) -> Image.Image:
-    return image.rotate(strength, Image.Resampling.BILINEAR)
+    return transform
 
 
 def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
     return lambda image, strength: kind(image).enhance(1.0 + strength)
 
 
-# Each operation with its strengths (None if it has none) and whether half of them are negative.
+_UP_TO_1 = np.linspace(0.0, 0.99, NUM_STRENGTHS)
+_PIXELS = np.linspace(0.0, 32.0, NUM_STRENGTHS)
+# Each operation with its strengths (None if it has none) and whether half of them are negative. A shear is in pixels
+# for each pixel from the top or the left; images are shifted to the right or down, by whole pixels.
 OPERATIONS: dict[str, tuple[Operation, np.ndarray | None, bool]] = {
     "identity": (lambda image, _: image, None, False),
-    "shear_x": (shear_x, np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
-    "shear_y": (shear_y, np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
-    "translate_x": (translate_x, np.linspace(0.0, 32.0, NUM_STRENGTHS), True),
-    "translate_y": (translate_y, np.linspace(0.0, 32.0, NUM_STRENGTHS), True),
-    "rotate": (_rotate, np.linspace(0.0, 135.0, NUM_STRENGTHS), True),
-    "brightness": (_enhance(ImageEnhance.Brightness), np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
-    "color": (_enhance(ImageEnhance.Color), np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
-    "contrast": (_enhance(ImageEnhance.Contrast), np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
-    "sharpness": (_enhance(ImageEnhance.Sharpness), np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
+    "shear_x": (_affine(lambda strength: (1.0, strength, 0.0, 0.0, 1.0, 0.0)), _UP_TO_1, True),
+    "shear_y": (_affine(lambda strength: (1.0, 0.0, 0.0, strength, 1.0, 0.0)), _UP_TO_1, True),
+    "translate_x": (_affine(lambda strength: (1.0, 0.0, -int(strength), 0.0, 1.0, 0.0)), _PIXELS, True),
+    "translate_y": (_affine(lambda strength: (1.0, 0.0, 0.0, 0.0, 1.0, -int(strength))), _PIXELS, True),
+    "rotate": (
+        lambda image, degrees: image.rotate(degrees, Image.Resampling.BILINEAR),
+        np.linspace(0.0, 135.0, NUM_STRENGTHS),
+        True,
+    ),
+    "brightness": (_enhance(ImageEnhance.Brightness), _UP_TO_1, True),
+    "color": (_enhance(ImageEnhance.Color), _UP_TO_1, True),
+    "contrast": (_enhance(ImageEnhance.Contrast), _UP_TO_1, True),
+    "sharpness": (_enhance(ImageEnhance.Sharpness), _UP_TO_1, True),
     # Number of bits that remain: 8 to 2.
     "posterize": (
         lambda image, bits: ImageOps.posterize(image, int(bits)),

@@ -89,14 +89,11 @@ def read_image(path: Path) -> Image.Image:
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """The images of one split, in the order of their classes and names.
-
-    Attributes:
-        names: `class/file`, as bytes: a million Python strings would be copied into every reading process.
-    """
+    """The images of one split, in the order of their classes and names."""
 
     folder: Path
     classes: tuple[str, ...]
+    # `class/file`, as bytes: a million Python strings would be copied into every reading process.
     names: np.ndarray
     labels: np.ndarray
 

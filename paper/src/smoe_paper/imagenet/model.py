@@ -14,7 +14,7 @@ from smoe.errors import DataError
 from smoe.training.task import Task
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_gate, start_layer
+from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_added_layer
 from smoe_paper.imagenet.folders import (
     AugmentedFolderImages,
     FolderImages,
@@ -82,18 +82,9 @@ def _add_spatial_moe(
     net: ResNet, model: AddedSpatialMoEResNet50Model, learning: Learning, size: int
 ) -> torch.nn.Module:
     channels, grid = _shape_after(net, net.relu if model.position == "first" else net.layer4, size)
-    num_experts = round(model.expert_ratio * channels)
-    layer = nn.SpatialMoE2d.from_experts(
-        channels,
-        num_experts,
-        channels,
-        gate=make_gate(model, num_experts, channels, grid),
-        # Batch normalisation follows and replaces a bias for each channel.
-        bias="expert" if model.bias == "expert" else False,
-        local_affine=model.local_affine,
-        **learning._asdict(),
-    )
-    start_layer(layer, model, _start)
+    # Batch normalisation follows and replaces a bias for each channel.
+    bias = "expert" if model.bias == "expert" else False
+    layer = make_added_layer(channels, grid, model, learning, _start, bias=bias)
     added = (layer, torch.nn.BatchNorm2d(channels), torch.nn.ReLU(inplace=True))
     if model.position == "first":
         net.relu = torch.nn.Sequential(net.relu, *added)

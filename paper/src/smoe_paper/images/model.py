@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 
 import torch
-from torch.utils.data import Dataset
 
 from smoe import nn
 from smoe.errors import DataError
@@ -50,10 +48,7 @@ def build_model(
             layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs[:-1]]
             layers.append(LocallyConnected2d(*pairs[-1], spatial_shape=grid))
         case CoordConvClassifierModel():
-            layers = [
-                CoordConv2d(*pair) if number == 0 or model.coordinates == "all" else nn.GridConv2d(*pair)
-                for number, pair in enumerate(pairs)
-            ]
+            layers = [CoordConv2d(*pairs[0]), *(nn.GridConv2d(*pair) for pair in pairs[1:])]
         case LowRankLocalClassifierModel():
             options = {"combiner": model.combiner, "spatial_bias": model.spatial_bias, "spatial_shape": grid}
             layers = [
@@ -98,18 +93,12 @@ def build_task(recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: No
     samples: dict[str, ImageSamples | DrawnImages] = {**images}
     if "train" in images and recipe.data.images_per_epoch is not None:
         samples["train"] = DrawnImages(images["train"], recipe.data.images_per_epoch, recipe.seed)
-    return make_task(recipe, samples)
-
-
-def make_task(
-    recipe: ImageRecipe, samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None
-) -> Task:
     image_set = IMAGE_SETS[recipe.data.name]
     num_classes = len(image_set.classes)
     metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), image_set.image_shape, num_classes)
-    return assemble_task(recipe, model, CrossEntropy(recipe.label_smoothing), metrics, samples)
+    return assemble_task(recipe, model, CrossEntropy(), metrics, samples)
 
 
 def make_splits(data: ImageData, splits: tuple[str, ...]) -> dict[str, ImageSamples]:

@@ -26,31 +26,18 @@ CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A published set of images.
-
-    Attributes:
-        title: Name of the set as its authors write it.
-        image_shape: Channels, rows and columns of an image.
-        classes: Names of the classes, in the order of the labels.
-        num_images: Number of images in the published training and test files.
-        value_range: Values that replace 0 and 255.
-        validation_share: Share of the training images, from the first one, that is held back for validation.
-        files: Names of the files of each part, in the order in which they are read.
-        checksums: Checksum of the uncompressed content of each file: SHA-256, or the MD5 that the authors print.
-        folders: Folders below a root in which tools store the files.
-        remedy: How to get the files.
-    """
+    """A published set of images."""
 
     title: str
-    image_shape: tuple[int, int, int]
-    classes: tuple[str, ...]
-    num_images: Mapping[str, int]
-    value_range: tuple[float, float]
-    validation_share: float
-    files: Mapping[str, tuple[str, ...]]
-    checksums: Mapping[str, str]
-    folders: tuple[str, ...]
-    remedy: str
+    image_shape: tuple[int, int, int]  # channels, rows and columns
+    classes: tuple[str, ...]  # in the order of the labels
+    num_images: Mapping[str, int]  # in the published training and test files
+    value_range: tuple[float, float]  # that replace 0 and 255
+    validation_share: float  # of the training images, from the first one
+    files: Mapping[str, tuple[str, ...]]  # of each part, in the order in which they are read
+    checksums: Mapping[str, str]  # of the uncompressed content: SHA-256, or the MD5 that the authors print
+    folders: tuple[str, ...]  # below a root, in which tools store the files
+    remedy: str  # how to get the files
 
 
 def _idx(title: str, classes: tuple[str, ...], folders: tuple[str, ...], *checksums: str) -> ImageSet:
@@ -113,15 +100,10 @@ IMAGE_SETS: Mapping[str, ImageSet] = {
 
 @dataclass(frozen=True)
 class _Size:
-    """Common options: 3x3 layers that keep the grid, batch normalisation and ReLU, mean over pixels, linear layer.
+    """Common options: 3x3 layers that keep the grid, batch normalisation and ReLU, mean over pixels, linear layer."""
 
-    Attributes:
-        filters: Number of filters of each layer.
-        num_layers: Number of layers.
-    """
-
-    filters: int = 64
-    num_layers: int = 3
+    filters: int = 64  # Number of filters of each layer.
+    num_layers: int = 3  # Number of layers.
 
     def __post_init__(self) -> None:
         for name in ("filters", "num_layers"):
@@ -141,26 +123,15 @@ class LocalClassifierModel(_Size):
 
 @dataclass(frozen=True)
 class CoordConvClassifierModel(_Size):
-    """Three convolutions with coordinates as additional inputs (CoordConv).
-
-    Attributes:
-        coordinates: `image` appends the coordinates once, to the image, as Elsayed et al. do, whose set-up the paper
-            follows; `all` appends them to the input of every layer, as in the paper's heat network.
-    """
-
-    coordinates: Literal["image", "all"] = "image"
+    """Three convolutions, the first with coordinates as additional inputs (CoordConv), as in Elsayed et al."""
 
 
 @dataclass(frozen=True)
 class WideClassifierModel(_Size):
-    """Three convolutions with more filters.
+    """Three convolutions with more filters."""
 
-    Attributes:
-        matched_rank: Rank of a low-rank local layer. The widths are those of Elsayed et al.: the network has as many
-            parameters as one with such a layer in place of the layer and a plain layer behind it. Grey images get
-            66, 160 and 256 filters.
-    """
-
+    # Rank of a low-rank local layer. The widths are those of Elsayed et al.: the network has as many parameters as one
+    # with such a layer in place of the layer and a plain layer behind it. Grey images get 66, 160 and 256 filters.
     matched_rank: int = 4
 
     def widths(self, in_channels: int) -> tuple[int, ...]:
@@ -173,28 +144,19 @@ class WideClassifierModel(_Size):
 
 @dataclass(frozen=True)
 class LowRankLocalClassifierModel(_Size):
-    """Three low-rank locally connected layers (LRLCN).
+    """Three low-rank locally connected layers (LRLCN)."""
 
-    Attributes:
-        spatial_rank: Number of basis filters.
-        combiner: Network that computes each pixel's mixture; the first one is that of Elsayed et al.
-        spatial_bias: Add a learned bias for each row and column, as Elsayed et al. do.
-    """
-
-    spatial_rank: int = 4
+    spatial_rank: int = 4  # Number of basis filters.
+    # Network that computes each pixel's mixture; the first one is that of Elsayed et al.
     combiner: Combiner = "rows_and_columns"
-    spatial_bias: bool = True
+    spatial_bias: bool = True  # Add a learned bias for each row and column, as Elsayed et al. do.
 
 
 @dataclass(frozen=True)
 class SpatialMoEClassifierModel(GateOptions, _Size):
-    """Three SMoE layers that select 64 of 128 experts.
+    """Three SMoE layers that select 64 of 128 experts."""
 
-    Attributes:
-        share_gates: Use one gate for all layers.
-    """
-
-    share_gates: bool = True
+    share_gates: bool = True  # Use one gate for all layers.
 
     def __post_init__(self) -> None:
         GateOptions.__post_init__(self)
@@ -213,16 +175,12 @@ ImageModel = (
 
 @dataclass(frozen=True)
 class ImageData:
-    """Images of a published set.
+    """Images of a published set."""
 
-    Attributes:
-        name: Name of the image set.
-        root: Folder of its files or a folder above it, such as the output of `smoe data fetch`; None in stored results.
-        images_per_epoch: Number of training images drawn at random for each epoch; None uses all of them.
-    """
-
-    name: ImageSetName = "mnist"
+    name: ImageSetName = "mnist"  # Name of the image set.
+    # Folder of its files or a folder above it, such as the output of `smoe data fetch`; None in stored results.
     root: Path | None = Path("data")
+    # Number of training images drawn at random for each epoch; None uses all of them.
     images_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
@@ -251,9 +209,6 @@ class ImageRecipe(Recipe):
     """Classification of small images.
 
     The tolerances of the rule are in units of the loss; see `smoe.ops._classification.choice_errors`.
-
-    Attributes:
-        label_smoothing: Share of the target that is distributed over all classes.
     """
 
     experiment: ClassVar[str] = "images"
@@ -263,11 +218,6 @@ class ImageRecipe(Recipe):
     rule: Rule = field(default_factory=RoutingClassification.released)
     optimizer: Adam | SgdMomentum = IMAGE_OPTIMIZER
     training: TrainingPlan = IMAGE_TRAINING
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
 
 
 IMAGE_MODELS: dict[str, ImageModel] = {
@@ -425,10 +375,6 @@ class ImageExperiment(Experiment):
     builds_without_data = True
     # The folder that `smoe data fetch` writes.
     data_folder = Path("data")
-    data_commands: ClassVar[Any] = {
-        ("fetch", "mnist"): ("smoe_paper.images.fetch:run_mnist", "70,000 digits, 11.5 MB"),
-        ("fetch", "fashion-mnist"): ("smoe_paper.images.fetch:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"),
-    }
     tables = TableSet(
         name="images",
         metrics=(ShownMetric("accuracy", decimals=2, is_percentage=True),),

@@ -70,9 +70,11 @@ class VisionTransformer(nn.Module):
                 f"the transformer was made for inputs of (B, {', '.join(map(str, expected))}), "
                 f"got shape {tuple(input.shape)}"
             )
-        tokens = self.embed(cut_into_patches(input, self.patch_size)) + self.position
-        patches = self.head(self.norm(self.blocks(tokens)))
-        return join_patches(patches, self.spatial_shape, self.patch_size)
+        # Patches row after row, the pixels of a channel together.
+        patches = F.pixel_unshuffle(input, self.patch_size)
+        tokens = self.embed(patches.flatten(2).transpose(1, 2)) + self.position
+        output = self.head(self.norm(self.blocks(tokens)))
+        return F.pixel_shuffle(output.transpose(1, 2).unflatten(2, patches.shape[2:]), self.patch_size)
 
 
 class TransformerBlock(nn.Module):
@@ -131,17 +133,3 @@ def sine_cosine_position(rows: int, columns: int, width: int) -> torch.Tensor:
     of_rows = waves(rows).unsqueeze(1).expand(-1, columns, -1)
     of_columns = waves(columns).expand(rows, -1, -1)
     return torch.cat([of_rows, of_columns], dim=2).flatten(0, 1).to(torch.get_default_dtype())
-
-
-def cut_into_patches(field: torch.Tensor, patch_size: int) -> torch.Tensor:
-    """`(B, C, H, W)` to `(B, N, C * patch_size**2)`, patches row after row, the pixels of a channel together."""
-    B, C, H, W = field.shape
-    patches = field.reshape(B, C, H // patch_size, patch_size, W // patch_size, patch_size)
-    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-
-
-def join_patches(patches: torch.Tensor, spatial_shape: tuple[int, int], patch_size: int) -> torch.Tensor:
-    """`(B, N, C * patch_size**2)` to `(B, C, H, W)`: the inverse of `cut_into_patches`."""
-    H, W = spatial_shape
-    split = patches.unflatten(2, (-1, patch_size, patch_size)).unflatten(1, (H // patch_size, W // patch_size))
-    return split.permute(0, 3, 1, 4, 2, 5).reshape(len(patches), -1, H, W)

@@ -75,7 +75,6 @@ class WeatherResNet(nn.Module):
         num_blocks: int = 19,
         stem_kernel_size: int = 7,
         dropout: float = 0.1,
-        positive: bool = False,
         make_conv: MakeConv | None = None,
     ) -> None:
         super().__init__()
@@ -90,10 +89,8 @@ class WeatherResNet(nn.Module):
             )
         )
         self.head: nn.Module = globe_conv(filters, out_channels)
-        self.positive = positive
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`; the grid is kept, whatever its size."""
         check_input(input, self.in_channels)
-        output = self.head(self.blocks(self.stem(input)))
-        return output.relu() if self.positive else output
+        return self.head(self.blocks(self.stem(input)))

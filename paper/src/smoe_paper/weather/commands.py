@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from smoe.command_line import UsageError, parse
 from smoe.errors import DataError
-from smoe.training import stopped_code
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Options of a preparation.
+    """Options of a preparation."""
 
-    Attributes:
-        years: First and last year.
-        statistics_years: First and last year of the statistics, which should be the training years.
-        channels: Fields, such as z_500 t2m, in the order of the store.
-        constants: Fields without a time dimension.
-        step_hours: Hours between two times of the store; the default is the step of the data.
-        on_nan: Treatment of NaNs: refuse; zero-tisr: 0 for solar radiation, as Rasp & Thuerey do, others refused;
-            zero: 0 in physical units; mean: the channel's mean (no rain for tp), and the statistics are of the other
-            values.
-    """
-
-    years: tuple[int, int] = (1979, 2018)
+    years: tuple[int, int] = (1979, 2018)  # First and last year.
+    # First and last year of the statistics, which should be the training years.
     statistics_years: tuple[int, int] = (1979, 2015)
-    channels: tuple[str, ...] = DEFAULT_INPUTS
-    constants: tuple[str, ...] = DEFAULT_CONSTANTS
+    channels: tuple[str, ...] = DEFAULT_INPUTS  # Fields, such as z_500 t2m, in the order of the store.
+    constants: tuple[str, ...] = DEFAULT_CONSTANTS  # Fields without a time dimension.
+    # Hours between two times of the store; the default is the step of the data.
     step_hours: Literal[1, 3, 6] | None = None
-    on_nan: Literal["refuse", "zero-tisr", "zero", "mean"] = "refuse"
+    # Treatment of NaNs: refuse; zero-tisr: 0 for solar radiation, as Rasp & Thuerey do, others refused.
+    on_nan: Literal["refuse", "zero-tisr"] = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +31,11 @@ class PrepareWeather(Preparation):
     """Writes the compact store for weather recipes. If interrupted, run the same command again to resume.
 
     For example: smoe data prepare weather --root ~/weatherbench --output stores/era5
-
-    Attributes:
-        root: Folder of the data as downloaded.
-        output: Folder of the store.
-        resolution: Grid to read, if the data have several; 1.4deg is 1.40625deg.
     """
 
-    root: Path
-    output: Path
+    root: Path  # Folder of the data as downloaded.
+    output: Path  # Folder of the store.
+    # Grid to read, if the data have several; 1.4deg is 1.40625deg.
     resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
 
 
@@ -65,15 +51,12 @@ def run_prepare(args: list[str]) -> int:
         raise UsageError(str(error)) from None
     # torch and xarray are imported here, so that a typing error is reported at once.
     from smoe.training.progress import ProgressBar
+    from smoe_paper.atmosphere.store import run_preparation
     from smoe_paper.weather.archive import Archive
     from smoe_paper.weather.prepare import prepare
+    from smoe_paper.weather.store import WeatherStore
 
-    try:
-        with ProgressBar(speed_seconds=600) as progress:
-            archive = Archive(options.root, options.resolution)
-            store = prepare(archive, options.output, options, progress)
-    except KeyboardInterrupt as stop:
-        sys.stderr.write("stopped; run the same command again to resume\n")
-        return stopped_code(stop)
-    sys.stdout.write(store.describe())
-    return 0
+    def work(progress: ProgressBar) -> WeatherStore:
+        return prepare(Archive(options.root, options.resolution), options.output, options, progress)
+
+    return run_preparation(work)

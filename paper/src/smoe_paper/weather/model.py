@@ -10,14 +10,12 @@ import numpy as np
 import torch
 
 from smoe import nn
-from smoe.errors import DataError
 from smoe.training import to_plain
 from smoe.training.task import MeanLoss, Metric, Task
-from smoe_paper.atmosphere.store import tell_missing_years
 from smoe_paper.baselines.layers import LearnedChannels
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_gate, start_layer
+from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_added_layer
 from smoe_paper.losses import LatitudeWeightedMSE
 from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 from smoe_paper.models import VisionTransformer, WeatherResNet
@@ -33,8 +31,7 @@ from smoe_paper.weather.recipes import (
     WeatherRecipe,
     WeatherViTModel,
 )
-from smoe_paper.weather.samples import WeatherSamples
-from smoe_paper.weather.store import WeatherStore
+from smoe_paper.weather.store import WeatherSamples, WeatherStore
 
 
 @dataclass(frozen=True)
@@ -46,15 +43,6 @@ class Setting:
     grid: tuple[int, int]
     latitude: tuple[float, ...] = ()
     land: torch.Tensor | None = None
-
-
-def open_store(data: WeatherData) -> WeatherStore:
-    if data.store is None:
-        raise DataError(
-            "no weather data are named: make a store with `smoe data prepare weather` and give its folder as "
-            "--data.store FOLDER"
-        )
-    return WeatherStore.open(data.store)
 
 
 def setting_of(data: WeatherData, store: WeatherStore) -> Setting:
@@ -92,7 +80,6 @@ def _make_resnet(model: _AnyResNet, setting: Setting, **options: Any) -> Weather
         filters=model.filters,
         num_blocks=model.num_blocks,
         dropout=model.dropout,
-        positive=model.positive,
         **options,
     )
 
@@ -137,34 +124,27 @@ def _convert(net: WeatherResNet, model: SpatialMoEResNetModel, learning: Learnin
         share_gates=model.share_gates,
         names="blocks.*",
         prior=_prior(model, setting.land),
-        prior_strength=model.prior_strength,
     )
 
 
 def _add_spatial_moe(
     net: WeatherResNet, model: AddedSpatialMoEModel, learning: Learning, setting: Setting
 ) -> torch.nn.Module:
-    channels = setting.out_channels if model.position == "output" else model.filters
-    num_experts = round(model.expert_ratio * channels)
-    gate = make_gate(model, num_experts, channels, setting.grid, _prior(model, setting.land), model.prior_strength)
-    layer = nn.SpatialMoE2d.from_experts(
-        channels,
-        num_experts,
-        channels,
-        padding_mode="longitude",
-        gate=gate,
+    layer = make_added_layer(
+        model.filters,
+        setting.grid,
+        model,
+        learning,
+        _start,
         bias=model.bias,
-        local_affine=model.local_affine,
-        **learning._asdict(),
+        prior=_prior(model, setting.land),
+        padding_mode="longitude",
     )
-    start_layer(layer, model, _start)
-    # Inside the network's own parts, so that a ReLU at its end stays there.
-    if model.position == "output":
-        net.head = torch.nn.Sequential(net.head, layer)
-    elif model.position == "first":
-        net.stem = torch.nn.Sequential(net.stem, ConvBlock(layer, channels, model.dropout))
+    block = ConvBlock(layer, model.filters, model.dropout)
+    if model.position == "first":
+        net.stem = torch.nn.Sequential(net.stem, block)
     else:
-        net.blocks.append(ConvBlock(layer, channels, model.dropout))
+        net.blocks.append(block)
     return net
 
 
@@ -183,7 +163,7 @@ def _prior(model: _Gated, land: torch.Tensor | None) -> torch.Tensor | None:
 
 def build_task(recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
     """Makes everything that the training loop needs."""
-    store = open_store(recipe.data)
+    store = WeatherStore.open_named(recipe.data.store)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
     setting = setting_of(recipe.data, store)
     torch.manual_seed(recipe.seed)
@@ -208,7 +188,7 @@ def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: N
         start_every_hours=data.test_every_hours if split == "test" else data.start_every_hours,
         skip_hours=data.skip_hours if split == "train" else 0,
     )
-    tell_missing_years(split, years, store, notify)
+    store.tell_missing_years(split, years, notify)
     return samples
 
 

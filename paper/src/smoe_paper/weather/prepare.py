@@ -18,7 +18,6 @@ from smoe_paper.atmosphere.store import DTYPE, Moments, write_store
 from smoe_paper.atmosphere.variables import VARIABLES, check_plausible, parse_channel
 from smoe_paper.weather.archive import LATE_START, Archive
 from smoe_paper.weather.store import (
-    FORMAT,
     PRECIPITATION,
     PRECIPITATION_EPSILON,
     NaNPolicy,
@@ -53,7 +52,7 @@ def prepare(archive: Archive, output: Path, wanted: Preparation, progress: Progr
         wanted.statistics_years,
         wanted.on_nan,
     )
-    with write_store(output, FORMAT, plan, plan.shapes(len(times)), progress.notify) as store:
+    with write_store(output, WeatherStore.format, plan, plan.shapes(len(times)), progress.notify) as store:
         if store.is_finished:
             return WeatherStore.open(output)
         if "std" not in store.results:
@@ -73,8 +72,7 @@ def prepare(archive: Archive, output: Path, wanted: Preparation, progress: Progr
                 values = np.stack(
                     [transform(name, _read(fields, name, block, wanted.on_nan)) for name in plan.channels]
                 )
-                # Values still missing become the mean, which is 0 in normalised units.
-                store.write("fields", first, np.nan_to_num((values - mean) / std, nan=0.0).swapaxes(0, 1))
+                store.write("fields", first, ((values - mean) / std).swapaxes(0, 1))
                 store.save(num_blocks=number + 1)
                 progress.advance(f"writing {block[0]}")
             first += len(block)
@@ -139,7 +137,7 @@ def _blocks(
 
 
 def _read(fields: xr.Dataset, channel: str, times: np.ndarray, on_nan: NaNPolicy) -> np.ndarray:
-    """Fields `(T, H, W)` with NaNs replaced; with the policy `mean` they stay, because it is not known here."""
+    """Fields `(T, H, W)` with NaNs replaced, or refused."""
     path, parsed = Path(fields.attrs["path"]), parse_channel(channel)
     # A slice reads one block of the file; an index array would read step by step.
     first, last = np.searchsorted(fields.time.values, times[[0, -1]])
@@ -150,13 +148,11 @@ def _read(fields: xr.Dataset, channel: str, times: np.ndarray, on_nan: NaNPolicy
     if channel == PRECIPITATION and (is_wrong := values <= -PRECIPITATION_EPSILON).any():
         raise DataError(f"{channel} is {values[is_wrong][0]:g} at {_place(is_wrong, array)}: repair it")
     is_missing = np.isnan(values)
-    if not is_missing.any() or on_nan == "mean":
-        return values
-    if on_nan == "zero" or (on_nan == "zero-tisr" and channel == "tisr"):
+    if not is_missing.any() or (on_nan == "zero-tisr" and channel == "tisr"):
         return np.nan_to_num(values, nan=0.0)
     raise DataError(
         f"{channel} holds {int(is_missing.sum()):,} NaN, first at {_place(is_missing, array)}: repair the file, leave "
-        "the channel out of --channels, or choose what replaces them with --on-nan"
+        "the channel out of --channels, or see --on-nan"
     )
 
 
@@ -177,13 +173,6 @@ def _compute_statistics(
         for channel, moment in moments.items():
             moment.add(transform(channel, _read(open_year(year), channel, block, wanted.on_nan)).ravel())
         progress.advance(f"statistics {block[0]}")
-    for channel, moment in moments.items():
-        # Rounding alone gives a constant a deviation of about 1e-16 of its size.
-        if not moment.std > 1e-9 * abs(moment.mean):
-            raise DataError(
-                f"channel {channel} has the value {float(moment.mean):g} everywhere in the statistics years, or none: "
-                "leave it out of --channels, or choose other --statistics-years"
-            )
     # The mean of precipitation is 0, so that no rain stays 0.
     means = [0.0 if channel == PRECIPITATION else float(moment.mean) for channel, moment in moments.items()]
     return means, [float(moment.std) for moment in moments.values()]

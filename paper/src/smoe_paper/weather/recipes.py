@@ -16,32 +16,19 @@ from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, S
 
 @dataclass(frozen=True)
 class _ResNetSize:
-    """Common options of all variants of the ResNet.
+    """Common options of all variants of the ResNet."""
 
-    Attributes:
-        filters: Number of filters of every convolution but the last; 256 is the paper's `2x wide`.
-        num_blocks: Number of residual blocks of two convolutions each.
-        dropout: Dropout probability after every convolution but the last.
-        positive: End with a ReLU, for precipitation.
-    """
-
-    filters: int = 128
-    num_blocks: int = 19
-    dropout: float = 0.1
-    positive: bool = False
+    filters: int = 128  # Number of filters of every convolution but the last; 256 is the paper's `2x wide`.
+    num_blocks: int = 19  # Number of residual blocks of two convolutions each.
+    dropout: float = 0.1  # Dropout probability after every convolution but the last.
 
 
 @dataclass(frozen=True)
 class _Gate(GateOptions):
-    """Options of the gate of SMoE layers, with a prior.
+    """Options of the gate of SMoE layers, with a prior."""
 
-    Attributes:
-        prior: `land_sea` starts the gate with land preferring one half of the experts and sea the other.
-        prior_strength: Strength of the prior in units of the largest random score; from 2 on, the prior always wins.
-    """
-
+    # `land_sea` starts the gate with land preferring one half of the experts and sea the other.
     prior: Literal["none", "land_sea"] = "none"
-    prior_strength: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -51,72 +38,47 @@ class ResNetModel(_ResNetSize):
 
 @dataclass(frozen=True)
 class LocatedResNetModel(_ResNetSize):
-    """The ResNet with simple kinds of position information, as baselines.
+    """The ResNet with simple kinds of position information, as baselines."""
 
-    Attributes:
-        local_affine: Multiply each output of the blocks' convolutions by a learned number at each pixel, and add
-            another.
-        learned_channels: Number of learned fields that are appended to the input.
-    """
-
+    # Multiply each output of the blocks' convolutions by a learned number at each pixel, and add another.
     local_affine: bool = False
-    learned_channels: int = 0
+    learned_channels: int = 0  # Number of learned fields that are appended to the input.
 
 
 @dataclass(frozen=True)
 class LowRankLocalResNetModel(_ResNetSize):
-    """The ResNet with the 3x3 convolutions of its blocks as low-rank locally connected layers (LRLCN).
+    """The ResNet with the 3x3 convolutions of its blocks as low-rank locally connected layers (LRLCN)."""
 
-    Attributes:
-        spatial_rank: Number of basis filters; the paper gives none. With 2, there are as many filters as experts.
-        combiner: Network that computes each pixel's mixture; the paper's text names `input` for heat.
-    """
-
+    # Number of basis filters; the paper gives none. With 2, there are as many filters as experts.
     spatial_rank: int = 2
-    combiner: Combiner = "input"
+    combiner: Combiner = "input"  # Network that computes each pixel's mixture; the paper's text names `input` for heat.
 
 
 @dataclass(frozen=True)
 class AddedSpatialMoEModel(_Gate, _ResNetSize):
-    """The ResNet with one SMoE layer added.
+    """The ResNet with one SMoE layer added."""
 
-    Attributes:
-        position: `first` is after the 7x7 convolution, as a separate block (SMoE, LeakyReLU, batch norm, dropout).
-            `last` is such a block after the last residual block, with the same number of filters.
-            `output` is after the output convolution and selects as many experts as there are fields to forecast.
-    """
-
-    position: Literal["first", "last", "output"] = "first"
+    # `first` is after the 7x7 convolution, as a separate block (SMoE, LeakyReLU, batch norm, dropout). `last` is such a
+    # block after the last residual block, with the same number of filters.
+    position: Literal["first", "last"] = "first"
 
 
 @dataclass(frozen=True)
 class SpatialMoEResNetModel(_Gate, _ResNetSize):
-    """The ResNet with the 3x3 convolutions of its blocks as SMoE layers.
+    """The ResNet with the 3x3 convolutions of its blocks as SMoE layers."""
 
-    Attributes:
-        share_gates: Use one gate for all layers.
-    """
-
-    share_gates: bool = True
+    share_gates: bool = True  # Use one gate for all layers.
 
 
 @dataclass(frozen=True)
 class WeatherViTModel:
-    """A vision transformer from fields to fields.
+    """A vision transformer from fields to fields."""
 
-    Attributes:
-        patch_size: Rows and columns of a patch, in pixels.
-        width: Number of features of a token.
-        num_heads: Number of attention heads.
-        depth: Number of blocks.
-        hidden: Number of features inside the MLPs.
-    """
-
-    patch_size: int = 2
-    width: int = 1024
-    num_heads: int = 8
-    depth: int = 4
-    hidden: int = 4096
+    patch_size: int = 2  # Rows and columns of a patch, in pixels.
+    width: int = 1024  # Number of features of a token.
+    num_heads: int = 8  # Number of attention heads.
+    depth: int = 4  # Number of blocks.
+    hidden: int = 4096  # Number of features inside the MLPs.
 
 
 WeatherModel = (
@@ -134,31 +96,22 @@ class WeatherData:
     """A store written by `smoe data prepare weather`, and the inputs and targets.
 
     Attributes:
-        store: Folder of the store.
-        train_years: First and last year of training.
-        validation_years: First and last year for the schedule and the choice of the best weights.
-        test_years: First and last year of the test scores.
-        targets: Channels to forecast.
-        inputs: Channels of the input; None for all of the store.
-        constants: Constants of the input; None for all of the store.
-        context_hours: Hours before the start of the input's times, in descending order.
-        lead_hours: Lead of the forecasts.
-        start_every_hours: Hours between the starts in training and validation; None for every step of the store.
-        test_every_hours: Hours between the starts in the test.
         skip_hours: Hours left out at the beginning of the training years.
     """
 
-    store: Path | None = None
-    train_years: tuple[int, int] = (1979, 2015)
+    store: Path | None = None  # Folder of the store.
+    train_years: tuple[int, int] = (1979, 2015)  # First and last year of training.
+    # First and last year for the schedule and the choice of the best weights.
     validation_years: tuple[int, int] = (2016, 2016)
-    test_years: tuple[int, int] = (2017, 2018)
-    targets: tuple[str, ...] = ("z_500", "t_850")
-    inputs: tuple[str, ...] | None = None
-    constants: tuple[str, ...] | None = None
-    context_hours: tuple[int, ...] = (12, 6, 0)
-    lead_hours: int = 72
+    test_years: tuple[int, int] = (2017, 2018)  # First and last year of the test scores.
+    targets: tuple[str, ...] = ("z_500", "t_850")  # Channels to forecast.
+    inputs: tuple[str, ...] | None = None  # Channels of the input; None for all of the store.
+    constants: tuple[str, ...] | None = None  # Constants of the input; None for all of the store.
+    context_hours: tuple[int, ...] = (12, 6, 0)  # Hours before the start of the input's times, in descending order.
+    lead_hours: int = 72  # Lead of the forecasts.
+    # Hours between the starts in training and validation; None for every step of the store.
     start_every_hours: int | None = None
-    test_every_hours: int = 6
+    test_every_hours: int = 6  # Hours between the starts in the test.
     # As Rasp and Thuerey, because radiation and precipitation have gaps there.
     skip_hours: int = 24
 
@@ -171,12 +124,8 @@ class WeatherData:
 SMOE_TRAINING = TrainingPlan(
     batch_size=64, evaluation_batch_size=64, plateau_patience=1, min_lr=1e-6, early_stop_patience=5
 )
-# Rasp and Thuerey's configurations, with their targets and constants.
-RASP_TARGETS, RASP_CONSTANTS = ("z_500", "t_850", "t2m"), ("lsm", "orography", "lat2d")
-RASP_TRAINING = replace(SMOE_TRAINING, batch_size=32, plateau_factor=0.2, min_lr=1e-5, min_delta=1e-4)
-# Keras's L2 penalty of both.
+# Keras's L2 penalty.
 WEATHER_OPTIMIZER = Adam(l2=1e-5)
-RASP_OPTIMIZER = replace(WEATHER_OPTIMIZER, lr=5e-5)
 
 
 @dataclass(frozen=True)
@@ -193,33 +142,19 @@ class WeatherRecipe(Recipe):
     training: TrainingPlan = SMOE_TRAINING
 
 
-_ROWS = {
-    "rt": WeatherRecipe(model=ResNetModel()),
-    "rt-wide": WeatherRecipe(model=ResNetModel(filters=256)),
-    "lrlcn": WeatherRecipe(model=LowRankLocalResNetModel()),
-    "vit": WeatherRecipe(model=WeatherViTModel()),
-    "smoe-first": WeatherRecipe(model=AddedSpatialMoEModel(position="first")),
+# The rows of the paper's table, trained as in its appendix.
+WEATHER_RECIPES = {
+    "weather/rt": WeatherRecipe(model=ResNetModel()),
+    "weather/rt-wide": WeatherRecipe(model=ResNetModel(filters=256)),
+    "weather/lrlcn": WeatherRecipe(model=LowRankLocalResNetModel()),
+    "weather/vit": WeatherRecipe(model=WeatherViTModel()),
+    "weather/smoe-first": WeatherRecipe(model=AddedSpatialMoEModel(position="first")),
     # The paper says `after the final convolution` and 256 experts of which 128 are selected; both are true only with
     # 128 filters, before the output convolution.
-    "smoe-last": WeatherRecipe(model=AddedSpatialMoEModel(position="last")),
-    "smoe": WeatherRecipe(model=SpatialMoEResNetModel()),
-    "smoe-prior": WeatherRecipe(model=SpatialMoEResNetModel(prior="land_sea")),
-    "smoe-random": WeatherRecipe(model=SpatialMoEResNetModel(gate="random"), rule=Frozen()),
-}
-
-# Each row of the paper's table, trained as in the paper's appendix and as in Rasp and Thuerey's
-# configurations.
-WEATHER_RECIPES = {
-    **{f"weather/{name}": recipe for name, recipe in _ROWS.items()},
-    **{
-        f"weather/{name}-rasp": replace(
-            recipe,
-            data=WeatherData(targets=RASP_TARGETS, constants=RASP_CONSTANTS),
-            optimizer=RASP_OPTIMIZER,
-            training=RASP_TRAINING,
-        )
-        for name, recipe in _ROWS.items()
-    },
+    "weather/smoe-last": WeatherRecipe(model=AddedSpatialMoEModel(position="last")),
+    "weather/smoe": WeatherRecipe(model=SpatialMoEResNetModel()),
+    "weather/smoe-prior": WeatherRecipe(model=SpatialMoEResNetModel(prior="land_sea")),
+    "weather/smoe-random": WeatherRecipe(model=SpatialMoEResNetModel(gate="random"), rule=Frozen()),
 }
 
 
@@ -240,7 +175,7 @@ _PAPER = {
 
 def published_results(recipe_name: str, lead_hours: int) -> tuple[PublishedResult, ...]:
     """What the paper prints for a recipe and a lead; nothing for an additional recipe."""
-    row = _PAPER.get(recipe_name.removeprefix("weather/").removesuffix("-rasp"))
+    row = _PAPER.get(recipe_name.removeprefix("weather/"))
     if row is None or lead_hours not in LEADS:
         return ()
     return tuple(
@@ -346,8 +281,8 @@ SIMULATED = WeatherData(
     train_years=(2001, 2006),
     validation_years=(2007, 2007),
     test_years=(2008, 2008),
-    targets=RASP_TARGETS,
-    constants=RASP_CONSTANTS,
+    targets=("z_500", "t_850", "t2m"),
+    constants=("lsm", "orography", "lat2d"),
     inputs=("z_500", "z_850", "t_850", "u_500", "u_850", "v_500", "v_850", "t2m"),
     context_hours=(6, 0),
     start_every_hours=12,
@@ -377,9 +312,6 @@ class WeatherExperiment(Experiment):
     name = "weather"
     recipe_type = WeatherRecipe
     recipes = WEATHER_RECIPES
-    data_commands: ClassVar[Any] = {
-        ("prepare", "weather"): ("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
-    }
     tables = TableSet(
         name="weather",
         metrics=(ShownMetric("rmse_z_500", "Z500", decimals=0), ShownMetric("rmse_t_850", "T850", decimals=2)),

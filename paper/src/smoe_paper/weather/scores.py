@@ -1,28 +1,108 @@
-"""Scores of forecasts beside persistence, climatologies and published results."""
+"""Truth of forecasts in physical units, forecasts without training, and scores beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
+from smoe.errors import DataError
 from smoe.reports.run_report import Places
 from smoe.training.task import Metric, MetricSums
+from smoe_paper.atmosphere.fields import describe_years, years_of
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
-from smoe_paper.experiments.experiment import Notify, ReportParts, print_result
+from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
-from smoe_paper.weather.model import make_split, open_store
+from smoe_paper.weather.model import make_split
 from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherRecipe, published_results
-from smoe_paper.weather.samples import WeatherSamples
-from smoe_paper.weather.truth import BASELINES, BaselineName, Baselines, pieces_of
+from smoe_paper.weather.store import WeatherSamples, WeatherStore
+
+_TIMES_PER_PIECE = 128
+
+
+def pieces_of(times: np.ndarray, text: str) -> Iterator[np.ndarray]:
+    """Yields times in pieces, with a bar on a terminal."""
+    console = Console(stderr=True)
+    starts = range(0, len(times), _TIMES_PER_PIECE)
+    for first in track(starts, text, console=console, transient=True, disable=not console.is_terminal):
+        yield times[first : first + _TIMES_PER_PIECE]
+
+
+class Truth:
+    """Some channels of a store, in physical units."""
+
+    def __init__(self, store: WeatherStore, channels: Sequence[str]) -> None:
+        self.store, self.channels, self._indices = store, tuple(channels), store.channel_indices(channels)
+
+    def read(self, times: np.ndarray) -> np.ndarray:
+        """Returns the fields at some times, float64, `(len(times), C, H, W)`."""
+        missing = times[~np.isin(times, self.store.times)]
+        if len(missing):
+            raise DataError(f"{missing[0]} is not among the times of the store {self.store.path}")
+        rows = np.searchsorted(self.store.times, times)
+        fields = np.stack([self.store.fields[row][self._indices] for row in rows]).astype(np.float64)
+        for number, name in enumerate(self.channels):
+            fields[:, number] = self.store.to_physical(name, fields[:, number])
+        return fields
+
+    def times_of(self, years: tuple[int, int]) -> np.ndarray:
+        of_year = years_of(self.store.times)
+        found = self.store.times[(of_year >= years[0]) & (of_year <= years[1])]
+        if not len(found):
+            held = describe_years(self.store.years())
+            raise DataError(f"{self.store.path} has no times in the years {years[0]} to {years[1]}; it has {held}")
+        return found
+
+
+NUM_WEEKS = 52
+
+BaselineName = Literal["persistence", "climatology", "weekly climatology"]
+BASELINES: tuple[BaselineName, ...] = ("persistence", "climatology", "weekly climatology")
+
+
+def week_of_year(times: np.ndarray) -> np.ndarray:
+    """The week, from 0 to 51, of each time; the last one of a year has eight or nine days.
+
+    ISO weeks would put the first days of January into the last week of some years.
+    """
+    day_of_year = (times.astype("datetime64[D]") - times.astype("datetime64[Y]").astype("datetime64[D]")).astype(int)
+    return np.minimum(day_of_year // 7, NUM_WEEKS - 1)
+
+
+class Baselines:
+    """Forecasts from the training years alone, in physical units; memory holds 53 fields for each channel."""
+
+    def __init__(self, store: WeatherStore, channels: Sequence[str], train_years: tuple[int, int]) -> None:
+        self.truth = Truth(store, channels)
+        sums = np.zeros((NUM_WEEKS, len(self.truth.channels), *store.grid.shape))
+        counts = np.zeros(NUM_WEEKS)
+        times = self.truth.times_of(train_years)
+        for piece in pieces_of(times, f"climatology of {train_years[0]}-{train_years[1]}"):
+            weeks, fields = week_of_year(piece), self.truth.read(piece)
+            np.add.at(sums, weeks, fields)
+            counts += np.bincount(weeks, minlength=NUM_WEEKS)
+        self.climatology = sums.sum(0) / counts.sum()
+        # A week without a training time has the mean NaN, and so has the score of a forecast for it.
+        with np.errstate(invalid="ignore"):
+            self.weekly_climatology = sums / counts[:, None, None, None]
+
+    def forecast(self, name: BaselineName, init_times: np.ndarray, valid_times: np.ndarray) -> np.ndarray:
+        """Returns the forecasts made at some times for others, float64, `(B, C, H, W)`."""
+        if name == "persistence":
+            return self.truth.read(init_times)
+        if name == "climatology":
+            return np.repeat(self.climatology[None], len(init_times), axis=0)
+        return self.weekly_climatology[week_of_year(valid_times)]
+
 
 Scores = Mapping[str, float]
 
@@ -60,24 +140,10 @@ def _to_physical(samples: WeatherSamples, fields: Tensor) -> Tensor:
     return torch.stack(physical, dim=1)
 
 
-def print_run_scores(run: OpenRun, split: str) -> None:
-    """Scores a run beside persistence, climatologies and the paper, and prints a table."""
-    samples = samples_of(run, split)
-    baselines = score_baselines(samples, run.recipe.data.train_years)
-    published = published_results(run.name, samples.lead_hours)
-    print_result(run.name, split, run.evaluate(split), run.directory.path, published, baselines)
-    Console(highlight=False).print(
-        "rmse: root of the mean over times and area; mae: mean absolute error; both weighted by latitude. The paper's "
-        "numbers are of ERA5, 2017-2018: a simulated atmosphere is another task, to be judged by its own persistence "
-        "and climatology.",
-        soft_wrap=True,
-    )
-
-
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
     """The globe of the store, persistence and climatologies on the split, and what the paper prints."""
     data = run.recipe.data
-    store = open_store(data)
+    store = WeatherStore.open_named(data.store)
     baselines: dict[str, Scores] = {}
     if split is not None:
         notify(f"{run.name}: scoring persistence and climatologies")
@@ -88,6 +154,11 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
         data={"store": store.path.name, "checksum of the store": store.checksum},
         baselines=baselines,
         published={name: published_results(name, data.lead_hours) for name in WEATHER_RECIPES},
+        remarks=(
+            "rmse: root of the mean over times and area; mae: mean absolute error; both weighted by latitude. The "
+            "paper's numbers are of ERA5, 2017-2018: a simulated atmosphere is another task, to be judged by its own "
+            "persistence and climatology.",
+        ),
     )
 
 
@@ -105,8 +176,7 @@ def store_references(
         if all(store.read_reference(reference) for reference in table.references):
             continue
         notify(f"scoring {', '.join(BASELINES)} at {lead_hours} hours")
-        weather = open_store(replace(recipe.data, store=data))
-        samples = make_split(recipe, weather, "test", notify)
+        samples = make_split(recipe, WeatherStore.open(data), "test", notify)
         scores = score_baselines(samples, recipe.data.train_years)
         for reference, name in names.items():
             store.write_reference(reference, {"label": name.capitalize(), "test": scores[name]})

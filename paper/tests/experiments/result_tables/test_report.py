@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from smoe_paper.experiments.recipe import Recipe
@@ -123,17 +122,6 @@ def test_runs_are_planned_once_and_by_seed(tmp_path: Path) -> None:
     assert not plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path, only="oth")
 
 
-def test_tables_are_selected_by_name() -> None:
-    assert HEAT.tables.select("heat") == list(HEAT.tables.tables)
-    assert [table.name for table in HEAT.tables.select("heat/gates")] == ["heat/gates"]
-    with pytest.raises(ValueError, match=r"no table named 'heat/gate'; there are heat \(all of them\), heat/main"):
-        HEAT.tables.select("heat/gate")
-    with pytest.raises(ValueError, match="no scale named 'tiny'; there are paper, small"):
-        HEAT.tables.scale("tiny")
-    with pytest.raises(ValueError, match="does not fit the columns"):
-        ResultTable("toy/bad", "", ("one",), (CONV,))
-
-
 def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs.jsonl")
     assert draw_tables(HEAT.tables.tables, store, tmp_path, tmp_path, tmp_path) == []
@@ -144,19 +132,6 @@ def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
     pictures = draw_tables(HEAT.tables.tables, store, tmp_path, tmp_path, tmp_path)
     assert [picture.name for picture in pictures] == ["accuracy.png", "quantile-damping.png"]
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
-
-
-def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epochs of different scales cannot be compared: that of most cells is drawn."""
-    store, scale = RunStore(tmp_path / "runs.jsonl"), HEAT.tables.scale("small")
-    for quantile in (0.1, 0.2):
-        store_run(store, scale.recipe(Row(("",), grid_recipe(quantile, 0.1)), 0), 100.0)
-    store_run(store, grid_recipe(0.3, 0.1), 100.0)
-    drawn: list[Any] = []
-    monkeypatch.setattr("smoe_paper.heat.pictures.show_numbers", lambda axes, values, *_: drawn.append(values))
-    draw_tables(HEAT.tables.select("heat/quantile-damping"), store, tmp_path, tmp_path, tmp_path)
-    accuracy, _ = drawn
-    assert [bool(is_there) for is_there in ~np.isnan(accuracy[:3, 1])] == [True, True, False]
 
 
 def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Classification of small images end to end: train, evaluate, resume and show, on files of the true formats."""
+"""Classifiers of small images: parameters, a step of training, and runs end to end."""
 
 from __future__ import annotations
 
@@ -9,18 +9,85 @@ import torch
 
 from image_files import publish, write_cifar10, write_idx_set
 from smoe.cli import main
+from smoe.nn import RoutedLayer
+from smoe.rules import RoutingClassification
+from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.experiments.task import Learning, count_parameters
 from smoe_paper.images.data import DrawnImages
 from smoe_paper.images.model import build_task
 from smoe_paper.images.pictures import mean_images
 from smoe_paper.images.recipes import (
+    IMAGE_MODELS,
     IMAGE_RECIPES,
     IMAGE_TRAINING,
     ConvClassifierModel,
     CoordConvClassifierModel,
     ImageData,
     ImageRecipe,
+    LowRankLocalClassifierModel,
+    SpatialMoEClassifierModel,
 )
+from smoe_paper.models import ImageClassifier
+
+LEARNING = Learning(RoutingClassification.released(), None)
+# Norms of three layers of 64, and the linear map.
+_NORMS, _HEAD = 3 * 2 * 64, 64 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "gate"),
+    [
+        ("conv", 9 * 64 + 2 * 9 * 64 * 64 + _NORMS + _HEAD, 0),
+        ("lcn", 9 * 64 + 9 * 64 * 64 + 28 * 28 * 9 * 64 * 64 + _NORMS + _HEAD, 0),
+        ("coordconv", 9 * 3 * 64 + 2 * 9 * 64 * 64 + _NORMS + _HEAD, 0),
+        ("wide", 9 * (66 + 66 * 160 + 160 * 256) + 2 * (66 + 160 + 256) + 256 * 10 + 10, 0),
+        # Four bases, a number for each row and column and base, and one for each row and column.
+        ("lrlcn", 4 * (9 * 64 + 2 * 9 * 64 * 64) + 3 * 56 * (4 + 1) + _NORMS + _HEAD, 0),
+        ("smoe", 9 * 128 + 2 * 9 * 64 * 128 + _NORMS + _HEAD, 128 * 28 * 28),
+    ],
+)
+def test_parameters(name, weights, gate):
+    task = build_task(IMAGE_RECIPES[f"mnist/{name}"], ())
+    assert count_parameters(task.model) == (weights, gate)
+
+
+@pytest.mark.parametrize("model", IMAGE_MODELS.values(), ids=IMAGE_MODELS)
+def test_learns_in_a_step(model):
+    recipe = ImageRecipe(model=replace(model, filters=8))
+    task = build_task(recipe, ())
+    images, labels = torch.randn(8, 1, 28, 28), torch.randint(10, (8,))
+    before = task.loss(task.model(images), labels).item()
+    for _ in range(5):
+        task.loss(task.model(images), labels).backward()
+        assert all(parameter.grad is not None for parameter in task.model.parameters())
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+    assert task.loss(task.model(images), labels).item() < before
+
+
+def test_a_fixed_gate_stays():
+    recipe = ImageRecipe(model=SpatialMoEClassifierModel(filters=4, gate="random", gate_init="smooth"))
+    task = build_task(recipe, ())
+    gate = next(module.gate for module in task.model.modules() if isinstance(module, RoutedLayer))
+    assert not any(parameter.requires_grad for parameter in gate.parameters())
+    learning = {id(parameter) for group in task.optimizer.param_groups for parameter in group["params"]}
+    assert learning == {id(parameter) for parameter in task.model.parameters()} - set(map(id, gate.parameters()))
+    recipe = replace(recipe, optimizer=Adam(l2=1e-5, gate_lr=1e-2))
+    groups = build_task(recipe, ()).optimizer.param_groups
+    assert {group["name"] for group in groups} == {"kernels", "others"}
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match=r"filters must be at least 1, got 0"):
+        LowRankLocalClassifierModel(filters=0)
+    with pytest.raises(ValueError, match=r"expert_ratio must be at least 1"):
+        SpatialMoEClassifierModel(expert_ratio=0.5)
+    with pytest.raises(ValueError, match=r"images_per_epoch must be at least 1"):
+        ImageData(images_per_epoch=0)
+    with pytest.raises(ValueError, match="channels must be one number for each layer, got 2 for 1"):
+        ImageClassifier([torch.nn.Conv2d(1, 2, 3)], [2, 2], 10)
+
 
 FAST = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=50, max_epochs=2, device="cpu")
 

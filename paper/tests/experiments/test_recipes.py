@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from smoe._plain import RecipeError
-from smoe.rules import Damping, EndToEnd, Frozen, RoutingClassification, StraightThrough
 from smoe_paper.experiments.experiment import all_recipes, recipe_from_plain
-from smoe_paper.heat.recipes import HeatRecipe
+from smoe_paper.experiments.recipe import Adam
+from smoe_paper.weather.recipes import SpatialMoEResNetModel, WeatherData
 
 DELETE = object()
 
@@ -74,16 +74,20 @@ def test_a_wrong_value_is_refused_in_one_line_with_its_field(path: str, value: A
 
 
 @pytest.mark.parametrize(
-    "rule",
+    ("make", "message"),
     [
-        RoutingClassification.paper(),
-        RoutingClassification(error_quantile=0.2, weight=3.0),
-        StraightThrough(temperature=0.5),
-        EndToEnd(),
-        Frozen(),
+        (lambda: WeatherData(train_years=(2001, 2000)), "train_years must be the first and the last year"),
+        (lambda: Adam(lr=-1.0), "lr must not be negative, got -1"),
+        (lambda: SpatialMoEResNetModel(expert_ratio=0.5), "expert_ratio must be at least 1"),
+        (lambda: SpatialMoEResNetModel(correlation_length=3.0), "belongs to gate_init='smooth'"),
     ],
 )
-@pytest.mark.parametrize("damping", [None, Damping(0.25, tolerance_unit="output")])
-def test_every_rule_survives_json(rule: Any, damping: Damping | None) -> None:
-    recipe = HeatRecipe(rule=rule, damping=damping)
+def test_options_that_make_no_sense(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", list(all_recipes()))
+def test_every_recipe_survives_json(name: str) -> None:
+    recipe = all_recipes()[name]
     assert recipe_from_plain(json.loads(json.dumps(recipe.plain()))) == recipe

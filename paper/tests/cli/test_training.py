@@ -1,4 +1,4 @@
-"""`smoe train`: resumed without flags, extended, locked, refused early, from a file, of an experiment of one's own."""
+"""`smoe train`: resumed, extended, locked, refused early, of an experiment of its own, with a tracker."""
 
 from __future__ import annotations
 
@@ -181,3 +181,31 @@ def test_training_without_data_names_the_remedy(capsys: pytest.CaptureFixture[st
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "smoe data prepare weather" in error
+
+
+TRACKED = [
+    *("--data.spatial-shape", "8", "7", "--data.num-steps", "10", "--data.num-train-runs", "10"),
+    *("--data.num-validation-runs", "1", "--data.num-test-runs", "1", "--training.device", "cpu"),
+    *("--training.max-epochs", "2"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_is_recorded_by_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    command = ["train", "heat/smoe", "--output-dir", str(run), *TRACKED, "--training.log-with", "tensorboard"]
+    assert main(command) == 0
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    expected = {record["epoch"]: record["train/loss"] for record in records if "train/loss" in record}
+    events = EventAccumulator(str(run)).Reload()
+    logged = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert len(logged) == 2 and logged == pytest.approx(expected)
+    # What records a run is no part of its recipe: runs with and without it are the same.
+    assert "log_with" not in (run / "recipe.json").read_text()
+    # A command that is refused records nothing.
+    before = sorted(run.iterdir())
+    assert main(command) == 1 and "holds a run already" in capsys.readouterr().err
+    assert sorted(run.iterdir()) == before

@@ -1,18 +1,23 @@
+"""Networks of weather forecasts and their training."""
+
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from smoe import SpatialMoE2d, nn
+from smoe.errors import DataError
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.recipe import Adam
+from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import Learning, build_optimizer, count_parameters
-from smoe_paper.weather.model import Setting, build_model
+from smoe_paper.weather.model import Setting, build_model, build_task
 from smoe_paper.weather.recipes import WEATHER_RECIPES, AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
-from tiny_weather import tiny_recipe
+from tiny_weather import make_store, tiny_recipe
 
 LEARNING = Learning(RoutingClassification.released(), None)
 PAPER_SHAPE = Setting(117, 3, (32, 64))
@@ -68,7 +73,7 @@ def test_the_prior_parts_land_and_sea() -> None:
         build_small(SpatialMoEResNetModel(filters=4, num_blocks=1, prior="land_sea"))
 
 
-@pytest.mark.parametrize(("position", "numbers"), [("first", (8, 4)), ("last", (8, 4)), ("output", (6, 3))])
+@pytest.mark.parametrize(("position", "numbers"), [("first", (8, 4)), ("last", (8, 4))])
 def test_one_layer_is_added(position: Any, numbers: tuple[int, int]) -> None:
     plain = sum(parameter.numel() for parameter in build_small(tiny_recipe("weather/rt", None).model).parameters())
     model = build_small(AddedSpatialMoEModel(filters=4, num_blocks=1, position=position))
@@ -76,13 +81,8 @@ def test_one_layer_is_added(position: Any, numbers: tuple[int, int]) -> None:
     assert (layer.gate.num_experts, layer.gate.num_selected) == numbers
     assert model(torch.randn(2, 6, 4, 6)).shape == (2, 3, 4, 6)
     added = layer.weight.numel() + layer.gate.num_selected + layer.gate.num_experts * 24
-    norm = 0 if position == "output" else 2 * 4
+    norm = 2 * 4
     assert sum(parameter.numel() for parameter in model.parameters()) == plain + added + norm
-
-
-def test_precipitation_is_positive_also_behind_an_added_layer() -> None:
-    model = build_small(AddedSpatialMoEModel(filters=4, num_blocks=1, position="output", positive=True))
-    assert model(torch.randn(2, 6, 4, 6)).min() == 0.0
 
 
 def test_the_decay_is_kerass_penalty() -> None:
@@ -103,3 +103,52 @@ def test_the_decay_is_kerass_penalty() -> None:
     weight.grad = torch.zeros_like(weight)
     torch.optim.SGD([weight], lr=1.0, weight_decay=groups["kernels"]["weight_decay"]).step()
     torch.testing.assert_close(before - weight, expected)
+
+
+# Those of a network of their own; the other rows differ in options.
+QUICK = ("weather/smoe", "weather/lrlcn", "weather/vit")
+ROWS = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in WEATHER_RECIPES]
+
+
+def quietly(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("weather") / "store")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_recipe_trains_and_is_opened_again(name: str, store: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(name, store)
+    record = train(name, recipe, tmp_path / "run", notify=quietly)
+    assert {"test/loss", "test/rmse_z_500", "test/mae_t_850"} <= set(record)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly, data={"store": store})
+    assert opened.recipe == recipe
+    assert opened.evaluate("test") == {
+        key.removeprefix("test/"): value for key, value in record.items() if key.startswith("test/")
+    }
+
+
+def test_a_batch_is_learned_by_heart(store: Path) -> None:
+    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-2, l2=1e-5))
+    task = build_task(replace(recipe, model=replace(recipe.model, filters=8)), ("train",), quietly)
+    input, target = task.splits["train"].__getitems__(list(range(4)))  # type: ignore[attr-defined]
+    losses = []
+    for _ in range(60):
+        loss = task.loss(task.model(input), target)
+        loss.backward()
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_data_that_are_not_there(store: Path) -> None:
+    with pytest.raises(DataError, match="make a store with `smoe data prepare weather`"):
+        build_task(tiny_recipe("weather/rt", None), notify=quietly)
+    recipe = tiny_recipe("weather/rt", store)
+    said: list[str] = []
+    build_task(replace(recipe, data=replace(recipe.data, train_years=(1999, 2000))), ("train",), said.append)
+    assert said and "1999" in said[0]

@@ -1,3 +1,5 @@
+"""Losses of the experiments: by hand, by other packages, and what they refuse."""
+
 from __future__ import annotations
 
 import math
@@ -8,8 +10,26 @@ import scoringrules
 import torch
 from torch import Tensor
 
-from smoe.losses import gaussian_crps
-from smoe_paper.losses import corrected_crps, gaussian_crps_loss, gaussian_head
+from smoe.losses import gaussian_crps, latitude_weights
+from smoe_paper.losses import CrossEntropy, LatitudeWeightedMSE, corrected_crps, gaussian_crps_loss, gaussian_head
+
+
+def test_smoothing_is_a_mixed_target():
+    logits = torch.randn(5, 4)
+    classes = torch.tensor([0, 3, 1, 2, 2])
+    mixed = 0.9 * torch.nn.functional.one_hot(classes, 4).float() + 0.1 / 4
+    smoothed = CrossEntropy(0.1)(logits, classes)
+    torch.testing.assert_close(smoothed, CrossEntropy()(logits, mixed))
+    torch.testing.assert_close(smoothed, -(mixed * logits.log_softmax(1)).sum(1).mean())
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\), got 1.0"):
+        CrossEntropy(1.0)
+    with pytest.raises(ValueError, match=r"got \(4, 3\) and torch.float32 of \(4,\)"):
+        CrossEntropy()(torch.zeros(4, 3), torch.zeros(4))
+    with pytest.raises(ValueError, match=r"got \(4, 3\) and torch.int64 of \(2,\)"):
+        CrossEntropy()(torch.zeros(4, 3), torch.zeros(2, dtype=torch.int64))
 
 
 def crps_by_torch(mean: Tensor, std: Tensor, truth: Tensor) -> Tensor:
@@ -63,3 +83,20 @@ def test_the_loss_is_the_crps_of_the_head() -> None:
     expected = crps_by_torch(mean.double(), std.double(), target[:, 0].double())
     torch.testing.assert_close(corrected_crps(output, target).double(), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(gaussian_crps_loss(output, target).double(), expected.mean(), rtol=1e-5, atol=0.0)
+
+
+def test_arithmetic() -> None:
+    # cos 60 = 1/2, cos 0 = 1: mean 3/4, so the weights are 2/3 and 4/3.
+    loss = LatitudeWeightedMSE((60.0, 0.0))
+    torch.testing.assert_close(loss.weights[:, 0], torch.tensor([2 / 3, 4 / 3], dtype=torch.float64))
+    prediction = torch.tensor([[[[1.0, 2.0], [0.0, 3.0]]]])
+    target = torch.tensor([[[[0.0, 0.0], [0.0, 0.0]]]])
+    # (2/3 (1 + 4) + 4/3 (0 + 9)) / 4 = (10/3 + 36/3) / 4 = 46/12
+    torch.testing.assert_close(loss(prediction, target), torch.tensor(46 / 12))
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="from -90 to 90, got 100"):
+        latitude_weights((0.0, 100.0))
+    with pytest.raises(ValueError, match=r"must be \(B, C, 2, W\), got \(1, 1, 3, 2\)"):
+        LatitudeWeightedMSE((0.0, 1.0))(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2))
