@@ -9,14 +9,7 @@ import torch
 from smoe.errors import DataError
 from smoe.regression._nets import UNet, start_as_torch
 from smoe.training.task import Metric, Task
-from smoe_paper.ens10.recipes import (
-    EmosModel,
-    EnsembleData,
-    EnsembleModel,
-    EnsembleRecipe,
-    SpatialMoEUNetModel,
-    UNetModel,
-)
+from smoe_paper.ens10 import recipes
 from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, convert_net
@@ -25,7 +18,7 @@ from smoe_paper.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSki
 from smoe_paper.models import Emos
 
 
-def open_store(data: EnsembleData) -> EnsembleStore:
+def open_store(data: recipes.EnsembleData) -> EnsembleStore:
     store = EnsembleStore.open_named(data.store)
     for name, wanted, found in (("task", data.task, store.task), ("members", data.members, store.num_members)):
         if wanted is not None and wanted != found:
@@ -40,12 +33,12 @@ def open_store(data: EnsembleData) -> EnsembleStore:
 VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (218.0, 304.0)}
 
 
-def build_model(model: EnsembleModel, learning: Learning, store: EnsembleStore) -> torch.nn.Module:
+def build_model(model: recipes.EnsembleModel, learning: Learning, store: EnsembleStore) -> torch.nn.Module:
     """Returns a model from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`."""
-    if isinstance(model, EmosModel):
+    if isinstance(model, recipes.EmosModel):
         return Emos(store.num_members, VALUE_RANGES[store.task])
     net = UNet(len(store.channels), filters=model.filters)
-    return net if isinstance(model, UNetModel) else _convert(net, model, learning, store)
+    return net if isinstance(model, recipes.UNetModel) else _convert(net, model, learning, store)
 
 
 def trunk(name: str) -> str:
@@ -53,7 +46,9 @@ def trunk(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, store: EnsembleStore) -> torch.nn.Module:
+def _convert(
+    net: UNet, model: recipes.SpatialMoEUNetModel, learning: Learning, store: EnsembleStore
+) -> torch.nn.Module:
     """Replaces the 3x3 convolutions by SMoE layers with the same biases and initialisation."""
     return convert_net(
         net,
@@ -67,25 +62,27 @@ def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, store: E
     )
 
 
-def build_task(recipe: EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+def build_task(recipe: recipes.EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
     """Makes everything that the training loop needs."""
     store = open_store(recipe.data)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
     return make_task(recipe, store, samples)
 
 
-def make_task(recipe: EnsembleRecipe, store: EnsembleStore, samples: Mapping[str, EnsembleSamples]) -> Task:
+def make_task(recipe: recipes.EnsembleRecipe, store: EnsembleStore, samples: Mapping[str, EnsembleSamples]) -> Task:
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), store)
     metrics = make_scores(has_efi=store.efi is not None)
     return assemble_task(recipe, model, gaussian_crps_loss, metrics, samples)
 
 
-def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify: Notify = print) -> EnsembleSamples:
+def make_split(
+    recipe: recipes.EnsembleRecipe, store: EnsembleStore, split: str, notify: Notify = print
+) -> EnsembleSamples:
     """Returns the samples of a split: members for EMOS, otherwise statistics; with the EFI if the store has one."""
     data = recipe.data
     years = getattr(data, f"{split}_years")
-    inputs = "members" if isinstance(recipe.model, EmosModel) else "statistics"
+    inputs = "members" if isinstance(recipe.model, recipes.EmosModel) else "statistics"
     samples = EnsembleSamples(store, years, inputs=inputs)
     store.tell_missing_years(split, years, notify)
     if split != "train" and samples.num_without_efi:

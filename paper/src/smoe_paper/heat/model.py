@@ -20,50 +20,41 @@ from smoe_paper.baselines.patch_moe import patch_moe_loss
 from smoe_paper.baselines.routing_losses import ScoreGate
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task
+from smoe_paper.heat import recipes
 from smoe_paper.heat.data import diffusion_stencil, make_region_map, make_split
-from smoe_paper.heat.recipes import (
-    ConvNetModel,
-    FullyConnectedModel,
-    HeatModel,
-    HeatRecipe,
-    LocallyConnectedModel,
-    LowRankLocalModel,
-    SpatialMoEModel,
-    VisionTransformerModel,
-)
 from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 from smoe_paper.models import ConvNet, FullyConnectedNet, SpatialMoENet, VisionTransformer
 
 
 def build_model(
-    model: HeatModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
+    model: recipes.HeatModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> torch.nn.Module:
     """The network of a recipe; it maps one field to one field."""
     grid = (region_map.shape[0], region_map.shape[1])
     # With so few channels, the backward pass of torch's own convolutions takes 2 to 8 times as long otherwise.
     channels_last: dict[str, Any] = {"memory_format": torch.channels_last}
     match model:
-        case SpatialMoEModel():
+        case recipes.SpatialMoEModel():
             return build_spatial_moe(model, learning, region_map, diffusivities)
-        case ConvNetModel():
+        case recipes.ConvNetModel():
             net = ConvNet(_layer_maker(model), (1, *model.hidden, 1), model.residual)
             return net.to(**channels_last) if model.layer == "condconv" else net
-        case LowRankLocalModel():
+        case recipes.LowRankLocalModel():
             layer = LowRankLocal2d(
                 1, 1, model.kernel_size, spatial_rank=model.spatial_rank, combiner=model.combiner, spatial_shape=grid
             )
             return layer.to(**channels_last)
-        case LocallyConnectedModel():
+        case recipes.LocallyConnectedModel():
             return LocallyConnected2d(1, 1, model.kernel_size, spatial_shape=grid)
-        case FullyConnectedModel():
+        case recipes.FullyConnectedModel():
             return FullyConnectedNet(grid)
-        case VisionTransformerModel():
+        case recipes.VisionTransformerModel():
             options = {name: value for name, value in to_plain(model).items() if name != "auxiliary_weight"}
             return VisionTransformer(1, 1, grid, **options)
 
 
 def build_spatial_moe(
-    model: SpatialMoEModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
+    model: recipes.SpatialMoEModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> SpatialMoENet:
     """The one-layer SMoE network, started at random or at the truth."""
     options: dict[str, Any] = {
@@ -88,7 +79,7 @@ def build_spatial_moe(
     return SpatialMoENet(layer)
 
 
-def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate:
+def build_gate(model: recipes.SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate:
     num_experts, num_selected = model.num_experts, model.num_selected
     grid = (region_map.shape[0], region_map.shape[1])
     common: dict[str, Any] = {"order": model.order}
@@ -119,7 +110,7 @@ def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate
     return ScoreGate(gate, None if model.gate_noise else 0.0, normalization)
 
 
-def _layer_maker(model: ConvNetModel) -> Callable[[int, int], torch.nn.Module]:
+def _layer_maker(model: recipes.ConvNetModel) -> Callable[[int, int], torch.nn.Module]:
     makers: Mapping[str, Callable[[int, int], torch.nn.Module]] = {
         "conv": partial(nn.GridConv2d, kernel_size=model.kernel_size),
         "coordconv": partial(CoordConv2d, kernel_size=model.kernel_size),
@@ -140,13 +131,13 @@ def _set_true_experts(layer: nn.SpatialMoE2d, diffusivities: Sequence[float]) ->
             layer.weight[share, 0, top : top + 3, left : left + 3] = stencil
 
 
-def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+def build_task(recipe: recipes.HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
     region_map = make_region_map(recipe.data)
     data = {split: make_split(recipe.data, region_map, split, notify) for split in splits}
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), region_map, recipe.data.diffusivities)
     options: dict[str, Any] = {"regions": torch.from_numpy(region_map)}
-    if isinstance(recipe.model, VisionTransformerModel) and recipe.model.num_experts is not None:
+    if isinstance(recipe.model, recipes.VisionTransformerModel) and recipe.model.num_experts is not None:
         options["auxiliary_loss"] = partial(patch_moe_loss, weight=recipe.model.auxiliary_weight)
     within = PercentWithin(0.01, 1e-8 * recipe.data.unit, region_map)
     return assemble_task(

@@ -15,6 +15,7 @@ from smoe.training.task import Task
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_added_layer
+from smoe_paper.imagenet import recipes
 from smoe_paper.imagenet.folders import (
     AugmentedFolderImages,
     FolderImages,
@@ -22,39 +23,31 @@ from smoe_paper.imagenet.folders import (
     find_classes,
     hold_out,
 )
-from smoe_paper.imagenet.recipes import (
-    AddedSpatialMoEResNet50Model,
-    ImageNetModel,
-    ImageNetRecipe,
-    LowRankLocalResNet50Model,
-    ResNet50Model,
-    SpatialMoEResNet50Model,
-)
 from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, MeanCrossEntropy
 from smoe_paper.models import ResNet
 from smoe_paper.models.resnet import start_as_torchvision
 
 
-def build_model(model: ImageNetModel, learning: Learning, size: int, num_classes: int) -> torch.nn.Module:
+def build_model(model: recipes.ImageNetModel, learning: Learning, size: int, num_classes: int) -> torch.nn.Module:
     """The network of a recipe.
 
     Experts and bases start like the filters of the convolutions that they replace, with the same spread of the outputs.
     """
-    width_factor = model.width_factor if isinstance(model, ResNet50Model) else 1
+    width_factor = model.width_factor if isinstance(model, recipes.ResNet50Model) else 1
     net = ResNet(model.num_blocks, num_classes=num_classes, filters=model.filters, width_factor=width_factor)
     match model:
-        case ResNet50Model():
+        case recipes.ResNet50Model():
             return net
-        case LowRankLocalResNet50Model():
+        case recipes.LowRankLocalResNet50Model():
             return _make_low_rank_local(net, model, size)
-        case AddedSpatialMoEResNet50Model():
+        case recipes.AddedSpatialMoEResNet50Model():
             return _add_spatial_moe(net, model, learning, size)
-        case SpatialMoEResNet50Model():
+        case recipes.SpatialMoEResNet50Model():
             return _convert(net, model, learning, size)
 
 
-def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: int) -> ResNet:
+def _make_low_rank_local(net: ResNet, model: recipes.LowRankLocalResNet50Model, size: int) -> ResNet:
     """Replaces all 3x3 convolutions by low-rank local layers on their own output grids."""
     for change in nn.plan_conversion(net, example_input=torch.zeros(1, 3, size, size)).changes:
         parent, _, name = change.name.rpartition(".")
@@ -73,13 +66,13 @@ def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: in
     return net
 
 
-def _convert(net: ResNet, model: SpatialMoEResNet50Model, learning: Learning, size: int) -> torch.nn.Module:
+def _convert(net: ResNet, model: recipes.SpatialMoEResNet50Model, learning: Learning, size: int) -> torch.nn.Module:
     example = torch.zeros(1, 3, size, size)
     return convert_net(net, model, learning, _start, example_input=example, share_gates=model.share_gates)
 
 
 def _add_spatial_moe(
-    net: ResNet, model: AddedSpatialMoEResNet50Model, learning: Learning, size: int
+    net: ResNet, model: recipes.AddedSpatialMoEResNet50Model, learning: Learning, size: int
 ) -> torch.nn.Module:
     channels, grid = _shape_after(net, net.relu if model.position == "first" else net.layer4, size)
     # Batch normalisation follows and replaces a bias for each channel.
@@ -112,7 +105,7 @@ def _start(layer: nn.SpatialMoE2d) -> None:
     start_as_torchvision(layer.weight, layer.gate.num_selected)
 
 
-def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+def build_task(recipe: recipes.ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
     if recipe.data.root is None:
         raise DataError("no images are named: give the folder that holds train and val as --data.root FOLDER")
     classes = find_classes(recipe.data.root / "train")
@@ -126,7 +119,7 @@ Samples = FolderImages | AugmentedFolderImages
 
 
 def make_splits(
-    recipe: ImageNetRecipe, root: Path, classes: tuple[str, ...], splits: tuple[str, ...]
+    recipe: recipes.ImageNetRecipe, root: Path, classes: tuple[str, ...], splits: tuple[str, ...]
 ) -> dict[str, Samples]:
     """The samples of each split: `val` is the test split, and the validation split is a part of `train`."""
     data, made = recipe.data, dict[str, Samples]()
@@ -141,7 +134,9 @@ def make_splits(
     return {split: made[split] for split in splits}
 
 
-def make_task(recipe: ImageNetRecipe, num_classes: int = 1000, samples: Mapping[str, Samples] | None = None) -> Task:
+def make_task(
+    recipe: recipes.ImageNetRecipe, num_classes: int = 1000, samples: Mapping[str, Samples] | None = None
+) -> Task:
     data = recipe.data
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), data.train_size, num_classes)

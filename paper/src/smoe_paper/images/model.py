@@ -13,54 +13,43 @@ from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, make_gate
+from smoe_paper.images import recipes
 from smoe_paper.images.data import DrawnImages, ImageSamples, LabelledImages, read_images, split_training
-from smoe_paper.images.recipes import (
-    IMAGE_SETS,
-    ConvClassifierModel,
-    CoordConvClassifierModel,
-    ImageData,
-    ImageModel,
-    ImageRecipe,
-    LocalClassifierModel,
-    LowRankLocalClassifierModel,
-    SpatialMoEClassifierModel,
-    WideClassifierModel,
-)
 from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, ClassErrors, MeanCrossEntropy
 from smoe_paper.models import ImageClassifier
 
 
 def build_model(
-    model: ImageModel, learning: Learning, image_shape: tuple[int, int, int], num_classes: int
+    model: recipes.ImageModel, learning: Learning, image_shape: tuple[int, int, int], num_classes: int
 ) -> ImageClassifier:
     in_channels, *sides = image_shape
     grid = (sides[0], sides[1])
     widths = (model.filters,) * model.num_layers
-    if isinstance(model, WideClassifierModel):
+    if isinstance(model, recipes.WideClassifierModel):
         widths = model.widths(in_channels)
     pairs = list(itertools.pairwise((in_channels, *widths)))
     layers: list[torch.nn.Module]
     match model:
-        case ConvClassifierModel() | WideClassifierModel():
+        case recipes.ConvClassifierModel() | recipes.WideClassifierModel():
             layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs]
-        case LocalClassifierModel():
+        case recipes.LocalClassifierModel():
             layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs[:-1]]
             layers.append(LocallyConnected2d(*pairs[-1], spatial_shape=grid))
-        case CoordConvClassifierModel():
+        case recipes.CoordConvClassifierModel():
             layers = [CoordConv2d(*pairs[0]), *(nn.GridConv2d(*pair) for pair in pairs[1:])]
-        case LowRankLocalClassifierModel():
+        case recipes.LowRankLocalClassifierModel():
             options = {"combiner": model.combiner, "spatial_bias": model.spatial_bias, "spatial_shape": grid}
             layers = [
                 LowRankLocal2d(inputs, outputs, spatial_rank=model.spatial_rank, **options) for inputs, outputs in pairs
             ]
-        case SpatialMoEClassifierModel():
+        case recipes.SpatialMoEClassifierModel():
             layers = _spatial_moe_layers(model, learning, pairs, grid)
     return ImageClassifier(layers, widths, num_classes)
 
 
 def _spatial_moe_layers(
-    model: SpatialMoEClassifierModel,
+    model: recipes.SpatialMoEClassifierModel,
     learning: Learning,
     pairs: list[tuple[int, int]],
     grid: tuple[int, int],
@@ -87,13 +76,13 @@ def _spatial_moe_layers(
     ]
 
 
-def build_task(recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+def build_task(recipe: recipes.ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
     del notify
     images = make_splits(recipe.data, splits)
     samples: dict[str, ImageSamples | DrawnImages] = {**images}
     if "train" in images and recipe.data.images_per_epoch is not None:
         samples["train"] = DrawnImages(images["train"], recipe.data.images_per_epoch, recipe.seed)
-    image_set = IMAGE_SETS[recipe.data.name]
+    image_set = recipes.IMAGE_SETS[recipe.data.name]
     num_classes = len(image_set.classes)
     metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
     torch.manual_seed(recipe.seed)
@@ -101,9 +90,9 @@ def build_task(recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: No
     return assemble_task(recipe, model, CrossEntropy(), metrics, samples)
 
 
-def make_splits(data: ImageData, splits: tuple[str, ...]) -> dict[str, ImageSamples]:
+def make_splits(data: recipes.ImageData, splits: tuple[str, ...]) -> dict[str, ImageSamples]:
     """The samples of each split; the first training images are the validation split."""
-    image_set = IMAGE_SETS[data.name]
+    image_set = recipes.IMAGE_SETS[data.name]
     if not splits:
         return {}
     if data.root is None:

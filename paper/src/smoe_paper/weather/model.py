@@ -20,17 +20,7 @@ from smoe_paper.losses import LatitudeWeightedMSE
 from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 from smoe_paper.models import VisionTransformer, WeatherResNet
 from smoe_paper.models.weather_resnet import ConvBlock, globe_conv, glorot_uniform_
-from smoe_paper.weather.recipes import (
-    AddedSpatialMoEModel,
-    LocatedResNetModel,
-    LowRankLocalResNetModel,
-    ResNetModel,
-    SpatialMoEResNetModel,
-    WeatherData,
-    WeatherModel,
-    WeatherRecipe,
-    WeatherViTModel,
-)
+from smoe_paper.weather import recipes
 from smoe_paper.weather.store import WeatherSamples, WeatherStore
 
 
@@ -45,31 +35,31 @@ class Setting:
     land: torch.Tensor | None = None
 
 
-def setting_of(data: WeatherData, store: WeatherStore) -> Setting:
+def setting_of(data: recipes.WeatherData, store: WeatherStore) -> Setting:
     land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in store.constant_names else None
     num_fields = len(data.context_hours) * len(data.inputs or store.channels)
     num_constants = len(store.constant_names if data.constants is None else data.constants)
     return Setting(num_fields + num_constants, len(data.targets), store.grid.shape, store.grid.latitude, land)
 
 
-_Gated = AddedSpatialMoEModel | SpatialMoEResNetModel
-_AnyResNet = ResNetModel | LocatedResNetModel | LowRankLocalResNetModel | _Gated
+_Gated = recipes.AddedSpatialMoEModel | recipes.SpatialMoEResNetModel
+_AnyResNet = recipes.ResNetModel | recipes.LocatedResNetModel | recipes.LowRankLocalResNetModel | _Gated
 
 
-def build_model(model: WeatherModel, learning: Learning, setting: Setting) -> torch.nn.Module:
+def build_model(model: recipes.WeatherModel, learning: Learning, setting: Setting) -> torch.nn.Module:
     """Returns the network of a recipe."""
     match model:
-        case WeatherViTModel():
+        case recipes.WeatherViTModel():
             return VisionTransformer(setting.in_channels, setting.out_channels, setting.grid, **to_plain(model))
-        case ResNetModel():
+        case recipes.ResNetModel():
             return _make_resnet(model, setting)
-        case LocatedResNetModel():
+        case recipes.LocatedResNetModel():
             return _make_located(model, setting)
-        case LowRankLocalResNetModel():
+        case recipes.LowRankLocalResNetModel():
             return _make_resnet(model, setting, make_conv=partial(_make_low_rank_local, model=model, grid=setting.grid))
-        case AddedSpatialMoEModel():
+        case recipes.AddedSpatialMoEModel():
             return _add_spatial_moe(_make_resnet(model, setting), model, learning, setting)
-        case SpatialMoEResNetModel():
+        case recipes.SpatialMoEResNetModel():
             return _convert(_make_resnet(model, setting), model, learning, setting)
 
 
@@ -84,7 +74,7 @@ def _make_resnet(model: _AnyResNet, setting: Setting, **options: Any) -> Weather
     )
 
 
-def _make_located(model: LocatedResNetModel, setting: Setting) -> torch.nn.Module:
+def _make_located(model: recipes.LocatedResNetModel, setting: Setting) -> torch.nn.Module:
     def make_conv(in_channels: int, out_channels: int) -> torch.nn.Module:
         conv = globe_conv(in_channels, out_channels)
         return torch.nn.Sequential(conv, nn.LocalAffine(out_channels, setting.grid)) if model.local_affine else conv
@@ -97,7 +87,7 @@ def _make_located(model: LocatedResNetModel, setting: Setting) -> torch.nn.Modul
 
 
 def _make_low_rank_local(
-    in_channels: int, out_channels: int, model: LowRankLocalResNetModel, grid: tuple[int, int]
+    in_channels: int, out_channels: int, model: recipes.LowRankLocalResNetModel, grid: tuple[int, int]
 ) -> LowRankLocal2d:
     # The layer's own bias, one for each pixel and shared by all filters, replaces the convolution's.
     layer = LowRankLocal2d(
@@ -113,7 +103,9 @@ def _make_low_rank_local(
     return layer
 
 
-def _convert(net: WeatherResNet, model: SpatialMoEResNetModel, learning: Learning, setting: Setting) -> torch.nn.Module:
+def _convert(
+    net: WeatherResNet, model: recipes.SpatialMoEResNetModel, learning: Learning, setting: Setting
+) -> torch.nn.Module:
     """Replaces all 3x3 convolutions but the output's by SMoE layers with biases."""
     return convert_net(
         net,
@@ -128,7 +120,7 @@ def _convert(net: WeatherResNet, model: SpatialMoEResNetModel, learning: Learnin
 
 
 def _add_spatial_moe(
-    net: WeatherResNet, model: AddedSpatialMoEModel, learning: Learning, setting: Setting
+    net: WeatherResNet, model: recipes.AddedSpatialMoEModel, learning: Learning, setting: Setting
 ) -> torch.nn.Module:
     layer = make_added_layer(
         model.filters,
@@ -161,7 +153,7 @@ def _prior(model: _Gated, land: torch.Tensor | None) -> torch.Tensor | None:
     return land
 
 
-def build_task(recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+def build_task(recipe: recipes.WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
     """Makes everything that the training loop needs."""
     store = WeatherStore.open_named(recipe.data.store)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
@@ -174,7 +166,9 @@ def build_task(recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: 
     return assemble_task(recipe, model, loss, metrics, samples, regions=regions)
 
 
-def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: Notify = print) -> WeatherSamples:
+def make_split(
+    recipe: recipes.WeatherRecipe, store: WeatherStore, split: str, notify: Notify = print
+) -> WeatherSamples:
     data = recipe.data
     years = getattr(data, f"{split}_years")
     samples = WeatherSamples(
