@@ -31,12 +31,11 @@ class Trees:
         """Predictions for inputs `(N, C, H, W)`, `(N, K, H, W)`."""
         found = self.statistics.references(inputs)
         pixels = np.flatnonzero(self.statistics.target_mask.any(axis=0))
+        rows, columns = np.divmod(pixels, inputs.shape[3])
         for number in range(len(inputs)):
-            times = np.full(len(pixels), number)
-            columns = self.columns(inputs, valid, lead, times, pixels)
+            features = self.columns(inputs, valid, lead, np.full(len(pixels), number), pixels)
             for target, booster in enumerate(self.boosters):
-                added = booster.predict(columns, num_threads=torch.get_num_threads())
-                found[number, target].reshape(-1)[pixels] += added
+                found[number, target, rows, columns] += booster.predict(features, num_threads=torch.get_num_threads())
         return found
 
     def columns(
