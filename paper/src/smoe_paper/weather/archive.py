@@ -36,6 +36,8 @@ class Archive:
     def __init__(self, root: Path, resolution: str | None = None) -> None:
         self.path = _find_folder(root, resolution)
         self._files: dict[str, dict[int, Path]] = {}
+        # Headers are checked once; xarray itself closes files that were not used for long.
+        self._opened: dict[Path, tuple[xr.DataArray, Grid]] = {}
         for path in sorted(self.path.glob("*/*.nc")):
             if (match := _YEAR.search(path.name)) is not None:
                 self._files.setdefault(path.parent.name, {})[int(match[1])] = path
@@ -135,6 +137,8 @@ class Archive:
         return totals.sel(time=times).astype(np.float32)
 
     def _find(self, path: Path, variable: Variable, grid: Grid | None) -> tuple[xr.DataArray, Grid]:
+        if path in self._opened:
+            return self._opened[path]
         with damage_as_data_error(path):
             dataset = open_netcdf(path)
         array, grid = find_field(dataset, path, [variable.short_name], variable, grid)
@@ -148,7 +152,8 @@ class Archive:
             )
         if set(years_of(times)) != {int(found[1]) for found in [_YEAR.search(path.name)] if found}:
             raise DataError(f"{path} holds times from {times[0]} to {times[-1]}, which its name does not say")
-        return array.assign_coords(time=times.astype("datetime64[ns]")), grid
+        self._opened[path] = array.assign_coords(time=times.astype("datetime64[ns]")), grid
+        return self._opened[path]
 
 
 def _find_folder(path: Path, resolution: str | None) -> Path:

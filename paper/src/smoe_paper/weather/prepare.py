@@ -61,18 +61,18 @@ def prepare(archive: Archive, output: Path, wanted: Preparation, progress: Progr
             np.save(output / "time.npy", times)
             mean, std = _compute_statistics(archive, wanted, steps_of, progress)
             store.save(mean=mean, std=std)
-        mean, std = (np.array(store.results[name])[:, None, None, None] for name in ("mean", "std"))
+        mean, std = store.results["mean"], store.results["std"]
         open_year = functools.lru_cache(maxsize=1)(functools.partial(archive.open, channels=wanted.channels))
         blocks = list(_blocks(archive.grid, wanted, steps_of, wanted.years))
         num_done, first = store.results.get("num_blocks", 0), 0
         progress.begin(len(blocks), num_done)
         for number, (year, block) in enumerate(blocks):
             if number >= num_done:
-                fields = open_year(year)
-                values = np.stack(
-                    [transform(name, _read(fields, name, block, wanted.on_nan)) for name in plan.channels]
-                )
-                store.write("fields", first, ((values - mean) / std).swapaxes(0, 1))
+                fields = np.empty((len(block), *store.shapes["fields"][1:]), DTYPE)
+                for index, name in enumerate(plan.channels):
+                    values = transform(name, _read(open_year(year), name, block, wanted.on_nan))
+                    fields[:, index] = (values - mean[index]) / std[index]
+                store.write("fields", first, fields)
                 store.save(num_blocks=number + 1)
                 progress.advance(f"writing {block[0]}")
             first += len(block)
