@@ -9,7 +9,7 @@ import torch
 from torch import distributed, multiprocessing
 
 from launched_training import free_port
-from resumable_training import AVERAGED, run_one_of_four, run_process, train
+from resumable_training import IN_PARTS, run_one_of_four, run_process, train
 from smoe.training.run_directory import Record, RunDirectory, load_checkpoint
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
@@ -22,9 +22,8 @@ def history(directory: Path) -> list[Record]:
     ]
 
 
-def weights(directory: Path, part: str = "model") -> dict[str, torch.Tensor]:
-    state = load_checkpoint(RunDirectory(directory).last_checkpoint)
-    return state["average"]["model"] if part == "average" else state[part]
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_checkpoint(RunDirectory(directory).last_checkpoint)["model"]
 
 
 def assert_equal(folder: Path, name: str) -> None:
@@ -37,16 +36,15 @@ def assert_equal(folder: Path, name: str) -> None:
     assert list(stopped.glob(".*")) == []
 
 
-def assert_close(ours: Path, theirs: Path, *parts: str) -> None:
+def assert_close(ours: Path, theirs: Path) -> None:
     """As exact as the sum of gradients."""
     for mine, other in zip(history(ours), history(theirs), strict=True):
         assert mine.keys() == other.keys()
         for key in ("train/loss", "validation/mse", "test/mse", "routing/changed_since_start"):
             if key in other:
                 assert mine[key] == pytest.approx(other[key], rel=1e-5), (ours, key)
-    for part in ("model", *parts):
-        for name, value in weights(theirs, part).items():
-            torch.testing.assert_close(weights(ours, part)[name], value, rtol=0, atol=1e-5, msg=f"{ours} {name}")
+    for name, value in weights(theirs).items():
+        torch.testing.assert_close(weights(ours)[name], value, rtol=0, atol=1e-5, msg=f"{ours} {name}")
 
 
 def test_runs_resume_in_as_many_processes_and_in_others(tmp_path: Path) -> None:
@@ -54,17 +52,15 @@ def test_runs_resume_in_as_many_processes_and_in_others(tmp_path: Path) -> None:
     assert train(tmp_path / "one-then-two", stop_after=30) == (1, 30)
     multiprocessing.spawn(run_process, args=(2, free_port(), str(tmp_path)), nprocs=2)
     train(tmp_path / "two-then-one")
-    train(tmp_path / "averaged-one", plan=AVERAGED)
+    train(tmp_path / "parts-one", plan=IN_PARTS)
 
     # As many processes: exact, with the random numbers of each.
     assert_equal(tmp_path, "noisy")
-    assert_equal(tmp_path, "averaged-noisy")
+    assert_equal(tmp_path, "parts-noisy")
     for changed in ("one-then-two", "two-then-one"):
         assert_close(tmp_path / changed, tmp_path / "one")
-    assert_close(tmp_path / "averaged", tmp_path / "averaged-one", "average")
-    assert history(tmp_path / "averaged")[-1]["routing_gains"][-1]["num_samples"] == 2
-    trained, averaged = (weights(tmp_path / "averaged", part)["weight"] for part in ("model", "average"))
-    assert not torch.equal(trained, averaged)
+    assert_close(tmp_path / "parts", tmp_path / "parts-one")
+    assert history(tmp_path / "parts")[-1]["routing_gains"][-1]["num_samples"] == 2
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from smoe_paper.metrics import MeanSquaredError
 
 BATCH_SIZE, NUM_BATCHES = 4, 60
 PLAN = TrainingPlan(batch_size=BATCH_SIZE, max_epochs=2, device="cpu")
-AVERAGED = replace(PLAN, average_every=2, average_decay=0.9, part_size=1)
+IN_PARTS = replace(PLAN, part_size=1)
 
 
 def make_task(*, noisy: bool) -> Task:
@@ -82,8 +82,8 @@ def run_process(rank: int, num_processes: int, port: int, directory: str) -> Non
     stop_and_resume(folder, PLAN, "noisy")
     assert train(folder / "two-then-one", stop_after=30) == (1, 50)
     train(folder / "one-then-two")
-    stop_and_resume(folder, AVERAGED, "averaged-noisy")
-    train(folder / "averaged", plan=AVERAGED)
+    stop_and_resume(folder, IN_PARTS, "parts-noisy")
+    train(folder / "parts", plan=IN_PARTS)
     leave_processes()
 
 

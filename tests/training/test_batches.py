@@ -68,34 +68,6 @@ def test_parts_are_those_of_as_many_processes() -> None:
     assert epoch(whole, 2, first_batch=3) == epoch(whole, 2)[12:]
 
 
-@pytest.mark.parametrize(("num_processes", "part_size"), [(1, None), (8, None), (2, 4)])
-def test_repeated_augmentation_is_the_published_sampler(num_processes: int, part_size: int | None) -> None:
-    num_samples, batch_size, repetitions = 64, 32, 4
-    ours = [
-        epoch(
-            ShuffledBatches(num_samples, batch_size, 5, rank, num_processes, part_size=part_size, num_repetitions=4), 3
-        )
-        for rank in range(num_processes)
-    ]
-    plain = ShuffledBatches(num_samples, num_samples, 5)
-    (order,) = epoch(plain, 3)
-    # The published sampler: every index four times in a row, each process every n-th, as many as without repetitions.
-    repeated = [index for index in order for _ in range(repetitions)]
-    num_shares = batch_size // (part_size or batch_size // num_processes)
-    published = [repeated[share::num_shares][: num_samples // num_shares] for share in range(num_shares)]
-    for rank, parts in enumerate(ours):
-        for number, part in enumerate(parts):
-            share = rank + num_processes * (number % (num_shares // num_processes))
-            step, size = number // (num_shares // num_processes), batch_size // num_shares
-            assert [index % num_samples for index in part] == published[share][step * size : (step + 1) * size]
-    drawn = [index for parts in ours for part in parts for index in part]
-    # 16 of the samples, each of their copies once.
-    assert len(drawn) == len(set(drawn)) == num_samples
-    assert sorted(drawn) == sorted(index + copy * num_samples for index in order[:16] for copy in range(4))
-    if num_shares >= repetitions:
-        assert all(len({index % num_samples for index in part}) == len(part) for parts in ours for part in parts)
-
-
 def test_refuses_batches_that_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="a batch of 9 cannot be shared equally by 2 processes"):
         ShuffledBatches(40, 9, seed=0, num_processes=2)

@@ -75,13 +75,6 @@ def spoil_buffers(loop: Loop, value: float) -> None:
     dict(loop.task.model.named_buffers())["1.running_var"][1] = value
 
 
-def spoil_average(loop: Loop, value: float) -> None:
-    """The average of the weights only."""
-    assert loop.average is not None
-    with torch.no_grad():
-        next(loop.average.model.parameters()).view(-1)[3] = value
-
-
 class SpoilAt(Reporter):
     """Spoils a value after a step, and sends a signal after this step or a later one."""
 
@@ -106,16 +99,14 @@ class SpoilAt(Reporter):
         (spoil_weights, 10, None),
         (spoil_moments, 11, signal.SIGINT),
         (spoil_buffers, 20, None),
-        (spoil_average, 4, None),
-        (spoil_average, 20, signal.SIGTERM),
     ],
 )
 def test_what_is_not_finite_is_never_stored(
     tmp_path: Path, spoil: Callable[[Loop, float], None], step: int, number: int | None
 ) -> None:
     run = RunDirectory(tmp_path)
-    # The average takes in the weights at the first step of an epoch, and parts of a batch add up.
-    plan = replace(PLAN, average_every=100, part_size=2) if spoil is spoil_average else PLAN
+    # Parts of a batch add up.
+    plan = replace(PLAN, part_size=2) if spoil is spoil_buffers else PLAN
     value = float("nan") if step % 2 else float("inf")
     reporter = SpoilAt(spoil, value, step, number)
     loop = reporter.loop = Loop(make_task(), plan, run, reporter)

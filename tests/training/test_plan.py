@@ -50,8 +50,6 @@ def test_refuses_numbers_that_make_no_plan() -> None:
         TrainingPlan(schedule="cosine", warmup_epochs=3, max_epochs=3)
     with pytest.raises(ValueError, match="warmup_start must be above 0 and at most 1, got 0"):
         TrainingPlan(schedule="cosine", warmup_start=0.0)
-    with pytest.raises(ValueError, match="average_decay must be in"):
-        TrainingPlan(average_decay=1.0)
 
 
 @pytest.mark.parametrize(("mode", "values"), [("max", [1.0, 1.05, 1.2]), ("min", [1.0, 0.95, 0.8])])

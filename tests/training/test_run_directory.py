@@ -88,7 +88,6 @@ def test_a_run_can_be_extended_and_keeps_the_new_recipe(tmp_path: Path) -> None:
 def test_epochs_cannot_change_where_they_decide_the_learning_rate() -> None:
     assert "training.max_epochs" in resumable_fields(TrainingPlan())
     assert "training.max_epochs" not in resumable_fields(TrainingPlan(schedule="cosine"))
-    assert "training.max_epochs" not in resumable_fields(TrainingPlan(average_every=1))
     assert "training.num_workers" in resumable_fields(TrainingPlan(schedule="cosine"))
 
 

@@ -71,7 +71,6 @@ def imagenet(folder: Path) -> tuple[str, Recipe]:
         recipe,
         data=replace(recipe.data, root=folder / "imagenet", train_size=32, resize=40, crop=32, held_out_per_class=1),
         model=replace(recipe.model, filters=4, num_blocks=(1, 1, 1, 1)),  # type: ignore[call-arg]
-        augmentation=replace(recipe.augmentation, repetitions=1),
         training=replace(plan, device="cpu"),
     )
 

@@ -1,25 +1,22 @@
-"""What processes that train a model together share; its learning rate, and the average of its weights."""
+"""What processes that train a model together share, and its learning rate."""
 
 from __future__ import annotations
 
-import copy
 import gc
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import CheckpointError, State
-from smoe.training.task import Task
 
 Value = TypeVar("Value")
 
@@ -144,74 +141,3 @@ class CosineSchedule:
             return peak * (plan.warmup_start + (1.0 - plan.warmup_start) * epoch / plan.warmup_epochs)
         share = (epoch - plan.warmup_epochs) / (plan.max_epochs - plan.warmup_epochs)
         return plan.min_lr + (peak - plan.min_lr) * (1.0 + math.cos(math.pi * share)) / 2.0
-
-
-class WeightAverage:
-    """Exponential moving average of the parameters and buffers of a model, updated every few steps.
-
-    Until the warm-up is over, it is a copy of the weights at its last update. Integers, such as counters and codes, are
-    copied; what only one of the two models has, such as the state of a rule that is not in force, is left alone. The
-    model at the start is copied, so nothing may be wrapped around it yet.
-    """
-
-    def __init__(self, model: nn.Module, plan: TrainingPlan) -> None:
-        assert plan.average_every is not None
-        self._every, self._num_warmup_epochs = plan.average_every, plan.warmup_epochs
-        self._share = 1.0 - rescaled_decay(plan)
-        self.has_begun = False
-        self.model = copy.deepcopy(model)
-
-    @torch.no_grad()
-    def observe(self, model: nn.Module, epoch: int, num_steps: int) -> None:
-        """Take in the weights after step `num_steps` of an epoch, if it is time."""
-        if (num_steps - 1) % self._every:
-            return
-        new, own = (dict(chain(each.named_parameters(), each.named_buffers())) for each in (model, self.model))
-        pairs = [(value, new[name]) for name, value in own.items() if name in new]
-        for average, value in pairs:
-            if not self.has_begun or not average.is_floating_point():
-                average.copy_(value)
-        if self.has_begun:
-            pairs = [pair for pair in pairs if pair[0].is_floating_point()]
-            torch._foreach_lerp_([average for average, _ in pairs], [value for _, value in pairs], self._share)
-        # The first update after the warm-up copies the weights.
-        self.has_begun = epoch > self._num_warmup_epochs
-
-
-def rescaled_decay(plan: TrainingPlan) -> float:
-    """Return the share of the average that is kept at an update; larger for longer runs and smaller batches."""
-    assert plan.average_every is not None
-    return 1.0 - min(1.0, (1.0 - plan.average_decay) * plan.batch_size * plan.average_every / plan.max_epochs)
-
-
-class EvaluatedModel:
-    """Makes the model to evaluate from the one that trains.
-
-    Must be made before the model is wrapped: a wrapped forward, copied, would still call the original.
-    """
-
-    def __init__(self, task: Task, plan: TrainingPlan, accelerator: Accelerator) -> None:
-        self._task, self._accelerator = task, accelerator
-        device = accelerator.device
-        self.average = None if plan.average_every is None else WeightAverage(task.model.to(device), plan)
-        needs_twin = task.for_evaluation is not None and self.average is None
-        self._twin = copy.deepcopy(task.model).to(device) if needs_twin else None
-
-    @property
-    def weights(self) -> nn.Module:
-        """The model whose weights are stored as the best: the average, or the one that trains."""
-        return self._task.model if self.average is None else self.average.model
-
-    def get(self, wrapped: nn.Module) -> nn.Module:
-        """Return the model to evaluate, where `wrapped` trains. Every process must call this method."""
-        weights = self.weights
-        if self._accelerator.num_processes > 1:
-            # The processes differ in buffers such as running means.
-            for buffer in weights.buffers():
-                torch.distributed.broadcast(buffer, src=0)
-        if self._task.for_evaluation is None:
-            return wrapped if self.average is None else weights
-        if self._twin is None:
-            return self._task.for_evaluation(weights)
-        self._twin.load_state_dict(weights.state_dict())
-        return self._task.for_evaluation(self._twin)

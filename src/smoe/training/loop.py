@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,6 @@ from smoe.errors import Interrupted, Interruption
 from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.training.distribution import (
-    EvaluatedModel,
     by_first,
     gather_process_states,
     make_accelerator,
@@ -93,8 +93,8 @@ class Loop:
         needs_loss = plan.monitor == LOSS and LOSS not in metric_names(task.metrics)
         self.metrics = [*task.metrics, MeanLoss(task.loss)] if needs_loss else list(task.metrics)
         self.accelerator = make_accelerator(plan)
-        self.evaluated = EvaluatedModel(task, plan, self.accelerator)
-        self.average = self.evaluated.average
+        # Before the model is wrapped: a wrapped forward, copied, would still call the original.
+        self.twin = None if task.for_evaluation is None else copy.deepcopy(task.model).to(self.accelerator.device)
         self.model, self.optimizer = self.accelerator.prepare(task.model, task.optimizer)
         self.watch = RoutingWatch(task.model, task.regions)
         # accelerate's own step looks for a package on the disk each time, and its zero_grad at a signature, which takes
@@ -111,7 +111,7 @@ class Loop:
         process, num_processes = self.accelerator.process_index, self.accelerator.num_processes
         self.batches = ShuffledBatches(
             num_samples(task.splits["train"]), plan.batch_size, task.seed, process, num_processes,
-            part_size=plan.part_size, num_repetitions=task.num_repetitions,
+            part_size=plan.part_size,
         )  # fmt: skip
         if process:
             # The processes hold the same weights, but draw noise of their own.
@@ -152,13 +152,24 @@ class Loop:
         return self.state.history[-1]
 
     def evaluate(self, split: str) -> dict[str, float]:
-        """Return the metrics of the model, or of the average of its weights, on a split, named `split/metric`."""
-        task, plan, model = self.task, self.plan, self.evaluated.get(self.model)
+        """Return the metrics of the model on a split, named `split/metric`."""
+        task, plan, model = self.task, self.plan, self._model_to_evaluate()
         data = task.splits[split], self.metrics, task.collate, plan.evaluation_batch_size, plan.num_workers
         # What accelerate has wrapped casts by itself.
         with nullcontext() if model is self.model else self.accelerator.autocast():
             values = evaluate(self.accelerator, model, *data)
         return {f"{split}/{name}": value for name, value in values.items()}
+
+    def _model_to_evaluate(self) -> nn.Module:
+        """The model, or what the task makes of a copy for evaluation. Every process must call this method."""
+        if self.accelerator.num_processes > 1:
+            # The processes differ in buffers such as running means.
+            for buffer in self.task.model.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+        if self.task.for_evaluation is None or self.twin is None:
+            return self.model
+        self.twin.load_state_dict(self.task.model.state_dict())
+        return self.task.for_evaluation(self.twin)
 
     def _train_epoch(self, interruption: Interruption) -> None:
         """Train the rest of the epoch."""
@@ -191,8 +202,6 @@ class Loop:
             self.stepper.step()
             self.stepper.zero_grad()
             state.next_batch += 1
-            if self.average is not None:
-                self.average.observe(task.model, state.epoch, state.next_batch)
             if self._is_interrupted(interruption):
                 state.seconds += time.perf_counter() - started
                 self._check_finite()
@@ -224,9 +233,7 @@ class Loop:
 
     def _check_finite(self) -> None:
         """End the run if the loss or the state is not finite, in all processes."""
-        models = [self.task.model] if self.average is None else [self.task.model, self.average.model]
-        states = [model.state_dict().items() for model in models]
-        values = [value for state in states for name, value in state if name in self.finite_names]
+        values = [value for name, value in self.task.model.state_dict().items() if name in self.finite_names]
         moments: Iterable[dict[str, Any]] = self.task.optimizer.state.values()
         values += [value for moment in moments for value in moment.values() if isinstance(value, Tensor)]
         loss, num_lost = self._sums(not _all_finite(values))
@@ -262,7 +269,7 @@ class Loop:
         state.history.append(self._with_warnings(record))
         self.reporter.end_epoch(record, is_best=is_best)
         if is_best:
-            best = {"model": self.evaluated.weights.state_dict(), "epoch": state.epoch, "record": record}
+            best = {"model": self.task.model.state_dict(), "epoch": state.epoch, "record": record}
             self._write(self.run.best_checkpoint, best)
         reason = state.stopping.reason(state.epoch)
         if reason is not None:
@@ -313,10 +320,10 @@ class Loop:
 
     def _finish(self, reason: str) -> None:
         """Compare the best weights with convolutions, and evaluate them on a test split: the last record."""
-        state, weights = self.state, self.evaluated.weights
+        state, weights = self.state, self.task.model
         trained = {name: value.clone() for name, value in weights.state_dict().items()}
         self._load_best()
-        model = self.evaluated.get(self.model)
+        model = self._model_to_evaluate()
         # A wrapper such as DistributedDataParallel expects a whole backward pass after each pass with gradients.
         model = self.task.model if model is self.model else model
         gains = self._routing_gains(model)
@@ -346,15 +353,13 @@ class Loop:
 
     def _save(self) -> None:
         """Store all that a resumed run needs."""
-        state, scaler, average = self.state, self.accelerator.scaler, self.average
-        averaged = average and {"model": average.model.state_dict(), "has_begun": average.has_begun}
+        state, scaler = self.state, self.accelerator.scaler
         self._write(
             self.run.last_checkpoint,
             {
                 "model": self.task.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.schedule.state_dict(),
-                "average": averaged,
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "stopping": {"best": state.stopping.best, "best_epoch": state.stopping.best_epoch},
                 "routing": self.watch.state_dict(),
@@ -378,9 +383,6 @@ class Loop:
             self.task.model.load_state_dict(stored["model"])
             self.optimizer.load_state_dict(stored["optimizer"])
             self.schedule.load_state_dict(stored["scheduler"])
-            if self.average is not None:
-                self.average.model.load_state_dict(stored["average"]["model"])
-                self.average.has_begun = stored["average"]["has_begun"]
             if scaler is not None and stored["scaler"] is not None:
                 scaler.load_state_dict(stored["scaler"])
             state.stopping = Stopping(plan, **stored["stopping"])
@@ -408,7 +410,7 @@ class Loop:
         if self.state.stopping.best is not None:
             stored = self._read(self.run.best_checkpoint)
             with self._of_this_run(self.run.best_checkpoint):
-                self.evaluated.weights.load_state_dict(stored["model"])
+                self.task.model.load_state_dict(stored["model"])
 
     @contextmanager
     def _of_this_run(self, path: Path) -> Iterator[None]:

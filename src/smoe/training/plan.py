@@ -40,11 +40,6 @@ class TrainingPlan:
         min_delta: Minimum change of the monitored metric that counts as an improvement.
         early_stop_patience: Epochs without improvement after which the run ends.
         stop_at: Value of the monitored metric that ends the run; None for no such value.
-        average_every: Evaluate and store an exponential moving average of the weights and buffers, updated after every
-            so many steps of an epoch, the first one included; a copy of them until the warm-up is over. None: evaluate
-            and store the weights themselves.
-        average_decay: Share of the average that is kept, for one sample and one epoch, as in the published recipe; the
-            share that is replaced is multiplied by the samples between two updates over `max_epochs`.
         precision: `no` (float32), `bf16` or `fp16` autocast.
         device: `auto` uses an accelerator if there is one.
         num_threads: Torch's threads on a CPU; None keeps torch's choice.
@@ -66,8 +61,6 @@ class TrainingPlan:
     min_delta: float = 0.0
     early_stop_patience: int = 20
     stop_at: float | None = None
-    average_every: int | None = None
-    average_decay: float = 0.99998
     precision: Literal["no", "bf16", "fp16"] = "no"
     device: Literal["auto", "cpu"] = "auto"
     num_threads: int | None = None
@@ -76,7 +69,7 @@ class TrainingPlan:
     def __post_init__(self) -> None:
         for names, lowest in (
             (("batch_size", "evaluation_batch_size", "max_epochs", "early_stop_patience"), 1),
-            (("part_size", "average_every", "num_threads"), 1),
+            (("part_size", "num_threads"), 1),
             (("plateau_patience", "num_workers", "warmup_epochs", "min_lr", "min_delta"), 0),
         ):
             for name in names:
@@ -92,15 +85,13 @@ class TrainingPlan:
             raise ValueError(f"warmup_epochs must be below max_epochs, {self.max_epochs}, got {self.warmup_epochs}")
         if not 0.0 < self.warmup_start <= 1.0:
             raise ValueError(f"warmup_start must be above 0 and at most 1, got {self.warmup_start}")
-        if not 0.0 <= self.average_decay < 1.0:
-            raise ValueError(f"average_decay must be in [0, 1), got {self.average_decay}")
 
 
 def resumable_fields(plan: TrainingPlan) -> frozenset[str]:
     """Return the fields of a recipe that a resumed run may change, because they do not change what was computed."""
     names = {"evaluation_batch_size", "num_threads", "num_workers", "device"}
-    if plan.schedule == "plateau" and plan.average_every is None:
-        # Otherwise the schedule, or the average of the weights, depends on it.
+    if plan.schedule == "plateau":
+        # A cosine depends on it.
         names.add("max_epochs")
     return frozenset(f"training.{name}" for name in names)
 

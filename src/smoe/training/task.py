@@ -120,7 +120,6 @@ class Task:
     seed: int  # of the shuffles
     auxiliary_loss: Callable[[nn.Module], Tensor] | None = None  # of the model after its pass, added to the loss
     begin_epoch: Callable[[int], None] | None = None  # called with the number of an epoch, from 1, also when it goes on
-    num_repetitions: int = 1  # copies of each training sample in a batch; see `ShuffledBatches`
     for_evaluation: Callable[[nn.Module], nn.Module] | None = None  # makes the model to evaluate, a new one each time
     regions: Tensor | None = None  # number of the known region of each pixel `(H, W)`, compared with the routing
     compares_routing: bool = True  # whether the routing is compared with single convolutions in the end
@@ -132,11 +131,6 @@ class ShuffledBatches(Sampler[list[int]]):
 
     Each process gets its equal share of every batch, so the batches do not depend on the number of processes; a share
     may come in equal parts, whose gradients are summed. Samples that do not fill a last batch are left out of an epoch.
-
-    With repetitions (repeated augmentation), copy k of sample i is the number `i + k * num_samples`, for a data set
-    that draws them differently. An epoch has as many batches as without repetitions, and so fewer different samples.
-    The copies of a sample follow each other in the batch, and each of n processes and parts takes every n-th of them:
-    with n at least the number of repetitions, none of them has two copies of the same sample.
     """
 
     def __init__(
@@ -148,7 +142,6 @@ class ShuffledBatches(Sampler[list[int]]):
         num_processes: int = 1,
         *,
         part_size: int | None = None,
-        num_repetitions: int = 1,
     ) -> None:
         if batch_size % num_processes:
             raise ValueError(f"a batch of {batch_size} cannot be shared equally by {num_processes} processes")
@@ -161,7 +154,7 @@ class ShuffledBatches(Sampler[list[int]]):
                 f"{part_size}"
             )
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
-        self.process, self.num_processes, self.num_repetitions = process, num_processes, num_repetitions
+        self.process, self.num_processes = process, num_processes
         self.num_parts = 1 if part_size is None else share // part_size
         self.num_batches = num_samples // batch_size
         self.epoch, self.first_batch = 0, 0
@@ -176,8 +169,6 @@ class ShuffledBatches(Sampler[list[int]]):
         # The mixing keeps (0, 1) and (1, 0) apart.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.num_samples, generator=generator)
-        if self.num_repetitions > 1:
-            order = (order[:, None] + torch.arange(self.num_repetitions) * self.num_samples).flatten()
         stride = self.num_parts * self.num_processes
         for batch in range(self.first_batch, self.num_batches):
             samples = order[batch * self.batch_size : (batch + 1) * self.batch_size]

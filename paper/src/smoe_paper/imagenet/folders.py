@@ -181,9 +181,8 @@ class FolderImages(BatchedSamples):
 class AugmentedFolderImages(BatchedSamples):
     """Random views of training images, drawn anew in each epoch, and mixed within each batch.
 
-    Copy k of image i is the index `i + k * len(samples)`, see `smoe.training.task.ShuffledBatches`. The draws for it
-    depend on the seed, the epoch, the image and the copy, and the mixing of a batch on its first index: neither
-    depends on the process that reads it, or on a resume.
+    The draws for an image depend on the seed, the epoch and the image, and the mixing of a batch on its first index:
+    neither depends on the process that reads it, or on a resume.
     """
 
     def __init__(self, images: ClassFolders, size: int, augmentation: Augmentation, seed: int) -> None:
@@ -197,7 +196,7 @@ class AugmentedFolderImages(BatchedSamples):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._view(index), _labels(self.images, [index % len(self)])[0]
+        return self._view(index), _labels(self.images, [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The views `(B, 3, size, size)`, float32.
@@ -205,14 +204,14 @@ class AugmentedFolderImages(BatchedSamples):
         The targets are the shares of the classes `(B, N)`; or the classes `(B,)`, int64, if nothing is mixed.
         """
         views = torch.stack([self._view(index) for index in indices])
-        labels = _labels(self.images, [index % len(self) for index in indices])
+        labels = _labels(self.images, indices)
         rng = np.random.default_rng((self.seed, self.epoch, indices[0], _OF_BATCH))
         options = self.augmentation
         return mix(rng, views, labels, len(self.images.classes), (options.mixup, options.cutmix))
 
     def _view(self, index: int) -> Tensor:
         rng = np.random.default_rng((self.seed, self.epoch, index))
-        image = read_image(self.images.path(index % len(self)))
+        image = read_image(self.images.path(index))
         return training_view(rng, image, self.size, self.augmentation)
 
 

@@ -148,7 +148,6 @@ def make_task(
         CrossEntropy(recipe.label_smoothing),
         [Accuracy((1, 5)), MeanCrossEntropy()],
         samples,
-        num_repetitions=recipe.augmentation.repetitions,
         for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,
     )
 

@@ -27,8 +27,6 @@ class Augmentation:
     mixup: float = 0.2  # Parameter of mixup's Beta distribution; 0 disables mixup.
     # Parameter of CutMix's Beta distribution; 0 disables CutMix. With both, each batch uses one of them.
     cutmix: float = 1.0
-    # Number of separately augmented copies of each image in a batch; an epoch then has fewer images.
-    repetitions: int = 4
 
     def __post_init__(self) -> None:
         low, high = self.crop_scale
@@ -39,7 +37,6 @@ class Augmentation:
             "erasing": 0.0 <= self.erasing <= 1.0,
             "mixup": self.mixup >= 0.0,
             "cutmix": self.cutmix >= 0.0,
-            "repetitions": self.repetitions >= 1,
         }
         wrong = next((name for name, holds in rules.items() if not holds), None)
         if wrong is not None:
@@ -126,7 +123,6 @@ IMAGENET_TRAINING = replace(
     evaluation_batch_size=128,
     max_epochs=600,
     warmup_epochs=5,
-    average_every=32,
     num_workers=4,
 )
 
