@@ -96,16 +96,6 @@ def test_a_coarser_gate_of_a_model_is_stretched_over_the_same_area() -> None:
         plot_routing(net, coords={"time": 0, "y": np.arange(6.0), "x": np.arange(8.0)})
 
 
-def test_each_gate_of_a_model_is_drawn(tmp_path: Path) -> None:
-    net = nn.Sequential(
-        SpatialMoE2d.from_experts(1, 3, 2, spatial_shape=(6, 8)),
-        SpatialMoE2d.from_experts(2, 4, 1, spatial_shape=(6, 8)),
-    )
-    plot_routing(net, tmp_path / "both.png")
-    plot_routing(net[0], tmp_path / "one.png")
-    assert imread(tmp_path / "both.png").shape[0] > 1.5 * imread(tmp_path / "one.png").shape[0]
-
-
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match="SpatialMoE2d holds no gate whose choices are the same for all inputs"):
         plot_routing(SpatialMoE2d.from_experts(1, 3, 1, gate=ConvGate(1, 3, 1)), "unused.png")

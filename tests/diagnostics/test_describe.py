@@ -212,33 +212,13 @@ def test_shares_of_changed_and_reordered_choices():
         "routing/experts_in_use": 0.75,
     }
     # Only the order of the first pixel changes: nothing is new, two of four places have another expert.
+    state, changes = changes.state_dict(), RoutingWatch(layer)
+    changes.load_state_dict(state)
     _set(layer, [[3.0, 0.0], [4.0, 3.0], [2.0, 5.0], [1.0, 1.0]])
     values = changes.observe(layer)
     assert values["routing/changed"] == 0.0
     assert values["routing/changed_since_start"] == 0.25
     assert values["routing/reordered"] == 0.5
-
-
-def test_a_shared_gate_counts_once_and_noise_is_no_change():
-    gate = ScoreGate(TensorGate(3, 1, (4, 5)))
-    net = nn.Sequential(
-        SpatialMoE2d.from_experts(1, 3, 1, gate=gate), SpatialMoE2d.from_experts(1, 3, 1, gate=gate)
-    ).train()
-    changes = RoutingWatch(net)
-    assert len(changes.state_dict()["start"]) == 1
-    assert changes.observe(net)["routing/changed"] == 0.0
-    assert gate.training
-
-
-def test_goes_on_from_its_state():
-    layer = _layer([[1.0, 1.0], [0.0, 0.0]], 1)
-    changes = RoutingWatch(layer)
-    state = changes.state_dict()
-    _set(layer, [[0.0, 1.0], [1.0, 0.0]])
-    resumed = RoutingWatch(layer)
-    resumed.load_state_dict(state)
-    assert resumed.observe(layer) == changes.observe(layer)
-    assert changes.observe(layer)["routing/changed_since_start"] == pytest.approx(0.5)
 
 
 def test_only_gates_of_the_regions_grid_are_asked():
@@ -255,11 +235,8 @@ def test_new_choices_on_any_grid(pixels: tuple[int, ...]):
     assert not new_choices(now, before).any()
     now.view(2, 6)[0, 4] = 3
     assert new_choices(now.numpy(), before).reshape(2, 6).tolist() == [[False] * 4 + [True, False], [False] * 6]
-
-
-def test_routings_of_different_shapes_are_not_compared():
-    with pytest.raises(ValueError, match=r"different shapes cannot be compared: \(1, 4\) and \(1, 5\)"):
-        new_choices(torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 5, dtype=torch.int32))
+    with pytest.raises(ValueError, match="different shapes cannot be compared"):
+        new_choices(now[:1], before)
 
 
 def test_gates_with_their_layers() -> None:

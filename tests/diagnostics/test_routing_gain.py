@@ -135,24 +135,6 @@ def test_the_routing_helps_where_the_halves_were_found() -> None:
     assert not untrained.helps
 
 
-def test_where_nothing_depends_on_the_place_the_routing_does_not_help() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(128, 1, 16, 16)
-    target = F.conv2d(x, torch.randn(1, 1, 3, 3), padding=1) + 0.5 * torch.randn(128, 1, 16, 16)
-    linear = train(SpatialMoE2d.from_experts(1, 4, 1, spatial_shape=(16, 16)), x, target)
-    deep = nn.Sequential(
-        SpatialMoE2d.from_experts(1, 8, 4, spatial_shape=(16, 16)),
-        nn.ReLU(),
-        SpatialMoE2d.from_experts(4, 2, 1, spatial_shape=(16, 16)),
-    )
-    found = [
-        *routing_gains(linear, F.mse_loss, x[:32], target[:32]),
-        *routing_gains(train(deep, x, target), F.mse_loss, x[:32], target[:32]),
-    ]
-    assert [gain.layer for gain in found] == ["", "0", "2", "all 2 layers"]
-    assert not any(gain.helps for gain in found if not gain.is_alone)
-
-
 def test_each_layer_of_a_network_is_compared_on_its_own() -> None:
     """Two layers with oracle gates: the second does alike everywhere."""
     torch.manual_seed(0)

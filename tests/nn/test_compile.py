@@ -50,7 +50,7 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-def compare_with_eager(options: dict[str, Any], backend: str, scale: float = 1.0) -> None:
+def compare_with_eager(options: dict[str, Any], backend: str, scale: float) -> None:
     torch.manual_seed(0)
     options = {name: value() if name == "gate" else value for name, value in options.items()}
     eager = smoe.SpatialMoE2d.from_experts(2, 5, 2, expert_channels=2, **options)
@@ -76,11 +76,7 @@ def compare_with_eager(options: dict[str, Any], backend: str, scale: float = 1.0
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_compiled_layer_trains_as_the_eager_one(name):
-    compare_with_eager(LAYERS[name], "aot_eager")
-
-
-def test_compiled_layer_reads_the_loss_scale_when_backward_runs():
-    compare_with_eager(LAYERS["tensor"], "aot_eager", scale=1024.0)
+    compare_with_eager(LAYERS[name], "aot_eager", scale=1024.0)
 
 
 @needs_compiler
@@ -93,10 +89,3 @@ def test_compiled_layer_counts_errors_that_are_not_finite():
     (torch.compile(layer, backend="aot_eager", fullgraph=True)(X) * torch.nan).sum().backward()
     assert layer._signal.num_nonfinite == 1
     assert gate_gradient(layer).abs().max() == 0
-
-
-@pytest.mark.parametrize("rule", ["rc", "straight_through", "end_to_end", "frozen"])
-def test_every_rule_is_exported(rule):
-    layer = smoe.SpatialMoE2d.from_experts(2, 5, 2, spatial_shape=(7, 8), rule=rule, bias=True).eval()
-    exported = torch.export.export(layer, (X,))
-    assert torch.equal(exported.module()(X), layer(X))

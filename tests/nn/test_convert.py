@@ -140,14 +140,6 @@ def test_names_and_predicates_choose(net: Net) -> None:
     assert [change.name for change in wide.changes] == ["stem"] and wide.left["first"] == "the predicate is false"
 
 
-def test_a_lone_convolution_is_converted() -> None:
-    converted = smoe.convert(
-        nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4), rule=RC, order="score"
-    )
-    assert isinstance(converted, smoe.SpatialMoE2d) and converted.gate.num_experts == 6
-    assert (converted.in_channels, converted.out_channels) == (2, 3)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -131,13 +131,6 @@ def test_gates_whose_scores_are_needed_stay_but_do_not_learn(options) -> None:
     assert isinstance(looking.gate, ConvGate)
 
 
-def test_freezing_a_layer_in_place_ends_the_learning_of_its_gate() -> None:
-    layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=GRID)
-    assert layer.freeze() is layer
-    layer(torch.randn(2, 3, *GRID)).sum().backward()
-    assert all(parameter.grad is None for parameter in layer.gate.parameters())
-
-
 def test_a_network_without_layers_and_bad_indices_are_refused() -> None:
     with pytest.raises(ValueError, match="Conv2d has no SMoE layer to freeze"):
         smoe.freeze(nn.Conv2d(1, 1, 1))

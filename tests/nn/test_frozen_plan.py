@@ -29,9 +29,9 @@ builds.restype = ctypes.c_int64
 SORTED = [name for name in NETWORKS if name not in ("any experts", "affine", "unequal families", "index")]
 
 
-def forget() -> None:
+def forget(number: int = 40) -> None:
     """Makes the kernels forget every plan that nobody holds."""
-    for _ in range(40):
+    for _ in range(number):
         routing = torch.rand(1, 7, 96).topk(5, dim=1).indices.int()
         routed_conv2d(torch.randn(1, 9, 8, 12), torch.randn(7, 9, 3, 3), routing)
 
@@ -169,21 +169,15 @@ def test_plans_are_held_and_released_while_others_convolve() -> None:
         expected = network(input)
     wrong: list[int] = []
 
-    def work(number: int) -> None:
+    def work() -> None:
         with torch.no_grad():
             for turn in range(15):
                 frozen = smoe.freeze(network)
                 if not torch.equal(frozen(input), expected):
                     wrong.append(turn)
-                forget_some(number)
+                forget(10)
 
-    def forget_some(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(10):
-            routing = torch.rand(1, 7, 96, generator=generator).topk(5, dim=1).indices.int()
-            routed_conv2d(torch.randn(1, 9, 8, 12), torch.randn(7, 9, 3, 3), routing)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

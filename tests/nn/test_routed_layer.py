@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
-from definitions import gate_gradient, gate_scores
+from definitions import gate_gradient
 from smoe.ops._operators import has_library
 from smoe.rules import RoutingClassification
 from smoe_paper.baselines.gates import ConvGate
@@ -82,19 +82,6 @@ def test_to_dtype(dtype):
         assert parameter.grad.dtype == dtype
         assert parameter.grad.abs().max() > 0
     assert layer._signal.num_nonfinite.dtype == torch.int64
-
-
-def test_everything_moves_with_the_module():
-    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=smoe.FixedGate.random(3, 1, (5, 6)), rule=RC).to("meta")
-    assert gate_scores(layer).is_meta
-    assert layer._signal.num_nonfinite.is_meta
-    assert layer(torch.randn(2, 1, 5, 6, device="meta")).shape == (2, 1, 5, 6)
-    made_there = smoe.SpatialMoE2d.from_experts(
-        1, 3, 1, spatial_shape=(5, 6), device="meta", dtype=torch.float64, rule=RC, order="score"
-    )
-    assert {parameter.device.type for parameter in made_there.parameters()} == {"meta"}
-    assert {parameter.dtype for parameter in made_there.parameters()} == {torch.float64}
-    assert made_there._signal.num_nonfinite.is_meta
 
 
 def test_gradient_accumulation_equals_the_whole_batch():

@@ -55,29 +55,6 @@ def test_evaluation_computes_the_same_and_damps_nothing(weighted):
     assert not torch.allclose(trained["weight.grad"], plain["weight.grad"])
 
 
-@pytest.mark.parametrize(("stride", "expert_channels", "training"), [(1, 2, True), (2, 1, False)])
-def test_gradcheck_weighted(stride, expert_channels, training):
-    torch.manual_seed(1)
-    layer = smoe.SpatialMoE2d.from_experts(
-        2,
-        3,
-        2,
-        expert_channels=expert_channels,
-        stride=stride,
-        spatial_shape=output_grid(3, 4, stride),
-        weighted=True,
-        order="score",
-        rule="end_to_end",
-        dtype=torch.float64,
-    ).train(training)
-
-    def output(x: torch.Tensor, weight: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(layer, {"weight": weight, "gate.scores": scores}, (x,))
-
-    x = torch.randn(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(output, (x, layer.weight, gate_scores(layer)))
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

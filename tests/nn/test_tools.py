@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -132,6 +133,32 @@ def test_accelerate_trains_as_a_loop_does() -> None:
         accelerator.backward(loss_of(wrapped))
         optimizer.step()
     assert all(torch.equal(value, twin.state_dict()[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own advice and deprecations
+def test_lightning_trains_as_a_loop_does(tmp_path: Path) -> None:
+    try:
+        lightning: Any = importlib.import_module("lightning.pytorch")
+    except Exception as error:  # a torchvision of another build makes it raise all kinds
+        pytest.skip(f"lightning cannot be imported here: {type(error).__name__}: {error}")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net()
+
+        def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:
+            return loss_of(self.net)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+    module, twin = Module(), small_net()
+    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(max_steps=4, accelerator="cpu", devices=1, default_root_dir=tmp_path, **silent)
+    trainer.fit(module, range(4))
+    assert len(list(some_steps(twin))) == 4
+    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in module.net.state_dict().items())
 
 
 @pytest.mark.parametrize("bias", [True, False])

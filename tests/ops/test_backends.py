@@ -6,25 +6,9 @@ import os
 import subprocess
 import sys
 
-import pytest
 import torch
 
 from smoe.ops._operators import BACKEND_VARIABLE
-
-OPERATORS = (
-    *("routed_conv2d", "routed_conv2d_backward", "top_experts", "family_experts", "error_quantile"),
-    "train_routing_backward",
-)
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-def test_every_operator_has_one_schema_and_both_implementations(name):
-    assert getattr(torch.ops.smoe, name).overloads() == ["default"]
-    qualified = f"smoe::{name}"
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CPU")
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeExplicitAutograd")
-    assert not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd")
-
 
 DENSE = """
 import torch, smoe

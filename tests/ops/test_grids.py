@@ -75,12 +75,6 @@ def test_another_number_of_channels_is_refused():
 INPUT = torch.arange(12.0).reshape(1, 1, 3, 4)
 
 
-def test_zeros_are_left_to_the_convolution():
-    padded, zeros = wrap_padding(INPUT, (3, 5), "zeros")
-    assert padded is INPUT
-    assert zeros == (1, 2)
-
-
 @pytest.mark.parametrize("kernel_size", [(1, 1), (3, 5), (5, 3), (9, 11)])
 @pytest.mark.parametrize("padding_mode", ["circular", "longitude"])
 def test_axes_that_wrap(kernel_size, padding_mode):
@@ -91,11 +85,6 @@ def test_axes_that_wrap(kernel_size, padding_mode):
     for i in range(-rows, 3 + rows):
         for j in range(-columns, 4 + columns):
             assert padded[0, 0, i + rows, j + columns] == INPUT[0, 0, i % 3, j % 4]
-
-
-def test_unknown_mode():
-    with pytest.raises(ValueError, match="zeros, circular, longitude, got 'reflect'"):
-        wrap_padding(INPUT, (3, 3), "reflect")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular", "longitude"])

@@ -6,7 +6,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from definitions import define_routing
 from smoe.ops import ErrorSignal, Routing, top_experts, train_routing
-from smoe.ops._classification import choice_errors, end_to_end_gradient, wrong_choices
 from smoe.rules import Damping, RoutingClassification
 
 RULE = RoutingClassification(error_quantile=0.3)
@@ -97,15 +96,6 @@ def test_an_error_that_is_not_finite_moves_no_gate_and_is_counted(dtype, num_sel
     assert not into_experts.isfinite().all()
 
 
-@pytest.mark.parametrize("scale", [0.5, 65536.0])
-def test_gate_gradient_is_multiplied_by_the_loss_scale(scale):
-    scores, error = torch.randn(1, 3, 16), torch.randn(2, 1, 4, 4)
-    plain = run(scores, 1, error)
-    scaled = run(scores, 1, error * scale, loss_scale=scale)
-    torch.testing.assert_close(scaled[0], plain[0] * scale)
-    torch.testing.assert_close(scaled[1], plain[1] * scale)
-
-
 @pytest.mark.parametrize("factor", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_memory_format_of_the_error_is_kept_and_does_not_matter(dtype, factor):
@@ -127,22 +117,6 @@ def test_two_thresholds_and_another_device_are_refused():
         )
     with pytest.raises(ValueError, match="error signal is on meta but the experts' output on cpu; move the layer"):
         train_routing(selected, routing, expert_channels=1, signal=ErrorSignal("meta"), rule=RULE)
-
-
-def test_what_is_wrong():
-    error = torch.randn(2, 2, 9).half()
-    assert choice_errors(error, 1).dtype == torch.float32
-    (is_wrong,) = wrong_choices(torch.ones(1, 1, 3), 0.3, (0.0,))
-    assert not is_wrong.any()  # at the threshold and not above it
-
-
-def test_end_to_end_adds_the_errors_of_an_expert():
-    scores, indices = torch.zeros(1, 3, 1), torch.tensor([2, 0], dtype=torch.int32).reshape(1, 2, 1)
-    error = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]]).reshape(2, 4, 1)
-    # Outputs 0, 1 are expert 2's and outputs 2, 3 expert 0's, in both samples.
-    assert end_to_end_gradient(scores, indices, error, 2).flatten().tolist() == [77.0, 0.0, 33.0]
-    per_sample = end_to_end_gradient(scores.expand(2, 3, 1), indices.expand(2, 2, 1), error, 2)
-    assert per_sample.flatten(1).tolist() == [[7.0, 0.0, 3.0], [70.0, 0.0, 30.0]]
 
 
 class _LargestTensor(TorchDispatchMode):

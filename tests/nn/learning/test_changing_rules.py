@@ -126,9 +126,6 @@ def test_a_layer_does_not_follow_an_optimiser_beside_one_that_learns_alone() -> 
 
 
 def test_damping_is_separate_and_off_by_default() -> None:
-    for rule in RULES[1:]:
-        net = make_net(rule)
-        assert {layer._active_damping for layer in layers_of(net)} == {None}, rule
     first, second = layers_of(make_net(RULES[0]))
     assert first.damping is None and first._active_damping == Damping(0.0, 0.3)
     first.rule = "rc"

@@ -34,6 +34,7 @@ GATES: dict[str, Callable[[], smoe.SpatialGate]] = {
     "fixed": lambda: smoe.FixedGate(torch.zeros(5, *GRID), 2),
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "default": ("factorised", {}),
     "rc": ("score", {"rule": "rc"}),
     "rc_released": ("noisy", {"rule": RoutingClassification.released()}),
     "rc_two_thresholds": ("index", {"rule": "rc", "damping": Damping(0.1, 0.3)}),
@@ -107,17 +108,6 @@ def make_net(name: str) -> nn.Module:
         )
 
 
-def make_default_net() -> nn.Sequential:
-    """Layers with the defaults: of several channels, of several outputs for each expert, and of one channel."""
-    with torch.device("meta"):
-        return nn.Sequential(
-            smoe.SpatialMoE2d.from_experts(1, 5, 2, spatial_shape=GRID),
-            nn.Tanh(),
-            smoe.SpatialMoE2d.from_experts(2, 4, 1, spatial_shape=GRID, expert_channels=2),
-            smoe.SpatialMoE2d.from_experts(2, 3, 1, spatial_shape=GRID),
-        )
-
-
 def count_reads(net: nn.Module, num_steps: int = 1, *, half: bool = False) -> CountReads:
     """Training steps with two accumulated batches each, with a tracked loss and a gradient scaler's factor."""
     net = net.half() if half else net
@@ -142,11 +132,6 @@ def count_reads(net: nn.Module, num_steps: int = 1, *, half: bool = False) -> Co
 def test_a_training_step_reads_nothing(name: str, half: bool) -> None:
     counter = count_reads(make_net(name), num_steps=2, half=half)
     assert counter.reads == [] and counter.num_operations > 50
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_a_training_step_of_default_layers_reads_nothing(half: bool) -> None:
-    assert count_reads(make_default_net(), num_steps=3, half=half).reads == []
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -197,7 +182,7 @@ def test_the_dense_operators_read_nothing_either() -> None:
     environment = {**os.environ, "SMOE_BACKEND": "dense"}
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == [*CASES, "default"]
+    assert result.stdout.split() == [*CASES]
 
 
 if __name__ == "__main__":
@@ -205,5 +190,3 @@ if __name__ == "__main__":
         found = count_reads(make_net(case))
         assert found.reads == [], (case, found.reads)
         sys.stdout.write(f"{case}\n")
-    assert count_reads(make_default_net(), num_steps=2).reads == []
-    sys.stdout.write("default\n")

@@ -324,19 +324,6 @@ def test_half_precision_keeps_the_digits_of_the_gate() -> None:
     assert net.double()[0].gate.keys.dtype == torch.float64 and net[0].gate.keys.is_leaf
 
 
-def test_small_batches_learn_in_some_passes() -> None:
-    net = make_net()
-    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
-    steps = []
-    for step in range(8):
-        optimizer.zero_grad()
-        x, y = data(step, batch=1)
-        (net(x) - y).square().mean().backward()
-        optimizer.step()
-        steps.append(int(net[0].gate.steps.num_steps))
-    assert steps == [1, 1, 1, 1, 2, 2, 2, 2]
-
-
 def test_choices_are_kept_until_the_gate_steps_or_its_numbers_change() -> None:
     torch.manual_seed(0)
     layer = smoe.SpatialMoE2d(2, 4, spatial_shape=GRID)
@@ -371,7 +358,9 @@ def test_rules_that_an_optimiser_follows_are_refused_afterwards() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
-def test_a_compiled_layer_takes_the_same_steps() -> None:
+@pytest.mark.parametrize(("batch", "num_steps"), [(8, 6), (1, 2)])
+def test_a_compiled_layer_takes_the_same_steps(batch: int, num_steps: int) -> None:
+    """Passes of one sample learn when it is their turn."""
     plain = make_net()
     for layer in (plain[0], plain[2]):  # a compiled pass has no counters, and so no warm-up of the noise
         layer.rule = smoe.rules.StraightThrough(warm_up=0)
@@ -379,36 +368,13 @@ def test_a_compiled_layer_takes_the_same_steps() -> None:
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
     for net, parts in ((plain, plain), (compiled, twin)):
         optimizer = torch.optim.AdamW(parts.parameters(), 1e-2)
-        for step in range(3):
+        for step in range(6):
             optimizer.zero_grad()
-            loss_of(net, step).backward()  # type: ignore[arg-type]
+            x, y = data(step, batch)
+            (net(x) - y).square().mean().backward()
             optimizer.step()
+    assert int(plain[0].gate.steps.num_steps) == num_steps
     assert_same(numbers(twin), numbers(plain), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
-def test_compiled_passes_of_one_sample_learn_when_it_is_their_turn() -> None:
-    torch.manual_seed(0)
-    plain = smoe.SpatialMoE2d(2, 4, 3, spatial_shape=GRID, rule=smoe.rules.StraightThrough(warm_up=0))
-    nn.init.normal_(plain.weight)
-    twin, input = copy.deepcopy(plain), torch.randn(1, 2, *GRID)
-    for layer, call in ((plain, plain), (twin, torch.compile(twin, fullgraph=True, backend="aot_eager"))):
-        optimizer = torch.optim.SGD(layer.parameters(), 1e-2)
-        for _ in range(6):
-            optimizer.zero_grad()
-            call(input).square().sum().backward()
-            optimizer.step()
-    assert plain.gate.get_buffer("steps.num_steps") == 2
-    assert_same(numbers(twin), numbers(plain), rtol=1e-3, atol=1e-5)
-
-
-def train_steadily(layer: nn.Module, steps: int) -> None:
-    optimizer = torch.optim.SGD(layer.parameters(), 0.0)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss_of(layer).backward()
-        optimizer.step()
 
 
 def test_maps_follow_steady_gradients_and_leave_noise() -> None:
@@ -431,7 +397,7 @@ def test_maps_follow_steady_gradients_and_leave_noise() -> None:
 def test_maps_learn_beside_a_frozen_gate_and_not_without_the_layer() -> None:
     layer = smoe.SpatialMoE2d(2, 3, spatial_shape=GRID).freeze()
     assert layer._affine is not None
-    train_steadily(layer, 5)
+    train(layer, torch.optim.SGD(layer.parameters(), 0.0), steps=5)
     learned = layer._affine.offset.detach().clone()
     assert learned.abs().max() > 0.0
     layer.eval()
@@ -442,30 +408,6 @@ def test_maps_learn_beside_a_frozen_gate_and_not_without_the_layer() -> None:
     frozen = smoe.freeze(layer)
     torch.testing.assert_close(frozen.get_parameter("_affine.offset").detach(), learned)
     torch.testing.assert_close(frozen(data()[0]), layer.eval()(data()[0]))
-
-
-def test_maps_of_a_copy_go_on_with_its_own_layer() -> None:
-    layer = smoe.SpatialMoE2d(2, 3, spatial_shape=GRID)
-    train_steadily(layer, 5)
-    other = copy.deepcopy(layer)
-    train_steadily(other, 2)
-    assert layer._affine is not None and other._affine is not None
-    assert (other._affine.offset - layer._affine.offset).abs().max() > 0.0
-    train_steadily(layer, 2)
-    torch.testing.assert_close(other._affine.offset, layer._affine.offset)
-
-
-def test_maps_step_after_an_update_by_hand() -> None:
-    layer = smoe.SpatialMoE2d(2, 3, spatial_shape=GRID)
-    for step in range(4):
-        loss_of(layer, step).backward()
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter -= 0.0 * parameter.grad  # type: ignore[operator]
-                parameter.grad = None
-    assert layer._affine is not None and layer._affine.steps is not None
-    layer.state_dict()  # takes the step that is due
-    assert int(layer._affine.steps.num_steps) == 4
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (3, 2741)], ids=str)

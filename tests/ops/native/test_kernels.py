@@ -131,11 +131,12 @@ CORNERS = [
 ]
 
 
+@pytest.mark.parametrize("num_planes", [20, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", [PIXEL, LIST, BATCH])
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_odd_shapes(instruction_set: str, family: str) -> None:
+def test_odd_shapes(instruction_set: str, family: str, num_planes: int) -> None:
     library = open_build(instruction_set)
-    for case in [*CORNERS, *random_planes(1, 20), *random_volumes(2, 15)]:
+    for case in [*CORNERS, *random_planes(1, num_planes), *random_volumes(2, 15)]:
         check(library, family, case)
 
 
@@ -191,12 +192,3 @@ BANDS = [
 def test_bands(instruction_set: str, case: Case) -> None:
     # Bands grow with the number of threads: eight have other ones than one has.
     check(open_build(instruction_set), LIST, case, (1, 8))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", [PIXEL, LIST, BATCH])
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_many_odd_shapes(instruction_set: str, family: str) -> None:
-    library = open_build(instruction_set)
-    for case in random_planes(2, 400):
-        check(library, family, case)

@@ -95,13 +95,3 @@ def test_equals_the_definitions(X: int, E: int, F: int, num_samples: int, dampin
     else:
         assert damped is not None
         assert torch.equal(damped, damp_error(error, is_damped, damping, F))
-
-
-@pytest.mark.parametrize("num_samples", [1, 2], ids=["shared scores", "scores of each sample"])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_errors_that_are_not_finite_are_reported(bad: float, num_samples: int) -> None:
-    error, scores = torch.randn(2, 1, 16), torch.randn(num_samples, 3, 16)
-    error[1, 0, 10] = bad
-    _, gradient, is_nonfinite = train(error, scores, scores.argmax(1, keepdim=True).int(), 1)
-    assert is_nonfinite
-    assert gradient is not None and gradient.count_nonzero() == 0

@@ -45,27 +45,21 @@ def _exact_products():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "padding_mode", "stride"),
-    [(torch.float32, "zeros", 2), (torch.float16, "circular", 1), (torch.float32, "longitude", 1)],
+    ("case", "dtype"),
+    [
+        (Case(stride=2), torch.float32),
+        (Case(padding_mode="circular"), torch.float16),
+        (Case(padding_mode="longitude"), torch.float32),
+        (Case(2, 3, grid=(2, 2), kernel=(1, 1)), torch.float32),
+        (Case(2, 3, grid=(3, 2), kernel=(1, 1), stride=2, padding_mode="circular"), torch.float32),
+        (Case(2, 3, grid=(2, 2), kernel=(5, 5), padding_mode="longitude"), torch.float32),
+        (Case(2, 3, grid=(3, 2), kernel=(5, 1), stride=2, padding_mode="circular"), torch.float32),
+        # Pixels, samples, channels, experts and selected filters: none is a multiple of the block of 16.
+        (Case(18, 19, 23, 9, (2, 1), (3, 1), expert_channels=2), torch.float32),
+    ],
 )
-def test_borders_and_strides(dtype, padding_mode, stride, device):
-    compare_with_definition(Case(padding_mode=padding_mode, stride=stride), dtype, device)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding_mode"),
-    [((1, 1), 1, "zeros"), ((1, 1), 2, "circular"), ((5, 5), 1, "longitude"), ((5, 1), 2, "circular")],
-)
-def test_kernel_sizes(kernel, stride, padding_mode, device):
-    grid = (3, 2) if stride > 1 else (2, 2)
-    case = Case(kernel=kernel, stride=stride, padding_mode=padding_mode, grid=grid, batch=2, channels=3)
-    compare_with_definition(case, torch.float32, device)
-
-
-def test_more_than_one_block_of_everything(device):
-    # Pixels, samples, channels, experts and selected filters: none is a multiple of the block of 16.
-    case = Case(18, 19, 23, 9, (2, 1), (3, 1), expert_channels=2)
-    compare_with_definition(case, torch.float32, device)
+def test_borders_strides_and_sizes(case, dtype, device):
+    compare_with_definition(case, dtype, device)
 
 
 def test_pixels_in_several_shares(device, monkeypatch):
