@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from smoe.training.task import MeanLoss, MetricSums, OrderedBatches, ShuffledBatches, load_batches, predict
+from smoe.training.task import MeanLoss, MetricSums, ShuffledBatches, load_batches, predict
 from smoe_paper.metrics import GaussianSpreadSkill, MeanAbsoluteError, MeanSquaredError, PercentWithin
 
 
@@ -43,18 +43,6 @@ def test_processes_share_each_batch_of_a_single_process() -> None:
     for batch, left, right in zip(whole, *shares, strict=True):
         assert len(left) == len(right) == 4
         assert sorted(left + right) == sorted(batch)
-
-
-@pytest.mark.parametrize("num_processes", [1, 3])
-def test_evaluation_sees_each_sample_once(num_processes: int) -> None:
-    seen = [
-        index
-        for process in range(num_processes)
-        for batch in OrderedBatches(11, 4, process, num_processes)
-        for index in batch
-    ]
-    assert sorted(seen) == list(range(11))
-    assert len(OrderedBatches(11, 4)) == len(list(OrderedBatches(11, 4))) == 3
 
 
 def test_parts_are_those_of_as_many_processes() -> None:
@@ -96,7 +84,7 @@ class Counted(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def test_a_thread_reads_one_batch_ahead_and_in_order() -> None:
     samples = Counted()
     found = []
-    batches = load_batches(samples, OrderedBatches(6, 2), lambda batch: batch, "cpu", reads_ahead=True)
+    batches = load_batches(samples, [[0, 1], [2, 3], [4, 5]], lambda batch: batch, "cpu", reads_ahead=True)
     for number, (input, target) in enumerate(batches):
         assert torch.equal(target, input + 10)
         found.append(input.tolist())
@@ -106,7 +94,7 @@ def test_a_thread_reads_one_batch_ahead_and_in_order() -> None:
 
 
 def test_what_the_thread_raises_is_raised_where_its_batch_is_due() -> None:
-    batches = load_batches(Counted(), OrderedBatches(7, 2), lambda batch: batch, "cpu", reads_ahead=True)
+    batches = load_batches(Counted(), [[0, 1], [2, 3], [4, 5], [6]], lambda batch: batch, "cpu", reads_ahead=True)
     assert [next(batches)[0].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(ValueError, match="sample 6 cannot be read"):
         next(batches)
@@ -126,7 +114,7 @@ class BlockedSignals(Dataset[Tensor]):
 def test_processes_that_read_leave_signals_to_the_one_that_trains() -> None:
     samples = BlockedSignals()
     for num_workers, is_blocked in ((0, False), (1, True)):
-        batches = load_batches(samples, OrderedBatches(2, 2), lambda parts: (parts[0], parts[1]), "cpu", num_workers)
+        batches = load_batches(samples, [[0, 1]], lambda parts: (parts[0], parts[1]), "cpu", num_workers)
         input, _ = next(batches)
         assert input.tolist() == [is_blocked] * 3
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -146,6 +134,12 @@ def test_predictions_come_in_order_with_their_targets() -> None:
     assert [len(target) for _, target in batches] == [3, 3, 1]
     assert torch.cat([prediction for prediction, _ in batches]).flatten().tolist() == [0, 2, 4, 6, 8, 10, 12]
     assert torch.cat([target for _, target in batches]).flatten().tolist() == [0, 10, 20, 30, 40, 50, 60]
+
+
+def test_processes_share_the_samples() -> None:
+    shares = [predict(double(), PAIRS, 2, process=process, num_processes=3) for process in range(3)]
+    found = [torch.cat([target for _, target in batches]).flatten().tolist() for batches in shares]
+    assert found == [[0, 30, 60], [10, 40], [20, 50]]
 
 
 def test_the_model_evaluates_without_gradients_and_the_caller_keeps_its_mode() -> None:

@@ -113,7 +113,9 @@ class HorizontalGrid:
             # A row at a pole has a cosine of 0 but for rounding.
             areas = np.repeat(np.maximum(np.cos(np.deg2rad(self.rows)), 0.0)[:, None], self.shape[1], axis=1)
         elif self.kind == "curvilinear" and min(self.shape) > 1:
-            areas = _cell_areas(self.rows, self.columns)
+            # On the unit sphere, from the vectors between neighbouring pixels.
+            points = on_sphere(self.rows, self.columns)
+            areas = np.linalg.norm(np.cross(_to_neighbours(points, 0), _to_neighbours(points, 1)), axis=-1)
         else:
             return None
         return areas / areas.mean()
@@ -213,12 +215,6 @@ def _pixels_close_circle(longitude: np.ndarray) -> bool:
     return bool(covers and 0.5 <= ratio <= 1.5)
 
 
-def _cell_areas(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
-    """Areas on the unit sphere, from the vectors between neighbouring pixels."""
-    points = on_sphere(latitude, longitude)
-    return np.linalg.norm(np.cross(_to_neighbours(points, 0), _to_neighbours(points, 1)), axis=-1)
-
-
 def _to_neighbours(points: np.ndarray, axis: int) -> np.ndarray:
     """The shorter of the vectors to the next and from the previous pixel; the longer may cross a fold of the grid."""
     steps = np.diff(points, axis=axis)
@@ -281,11 +277,6 @@ class NodeGrid(HorizontalGrid):
 
     description: str = ""
 
-    @classmethod
-    def of(cls, places: np.ndarray, description: str) -> NodeGrid:
-        """The grid of nodes at some places, `(N, 3)`."""
-        return cls("mesh", (1, len(places)), places, np.empty(0), closes_circle=False, description=description)
-
     @property
     def remedy(self) -> str:
         return "give the same nodes in the same order, or fit a model for these"
@@ -314,5 +305,6 @@ class NodeGrid(HorizontalGrid):
 def read_node_grid(array: xr.DataArray) -> tuple[NodeGrid, Orientation]:
     """Reads the nodes of a field on a row of nodes, as `smoe.meshes` makes them of files with meshes."""
     places = np.concatenate([np.asarray(array[name].values, np.float64) for name in PLACES]).T
-    grid = NodeGrid.of(np.ascontiguousarray(places), str(array[DESCRIPTION].attrs["description"]))
+    text, shape = str(array[DESCRIPTION].attrs["description"]), (1, len(places))
+    grid = NodeGrid("mesh", shape, np.ascontiguousarray(places), np.empty(0), closes_circle=False, description=text)
     return grid, Orientation(np.arange(1), np.arange(len(places)))

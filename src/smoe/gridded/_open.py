@@ -20,7 +20,7 @@ from smoe.errors import DataError, SmoeError, missing_package, naming_extras
 from smoe.gridded._axes import are_same_units, has_leads, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
 from smoe.gridded._times import TimeLabels, decode_times, read_times
-from smoe.meshes._mesh import DESCRIPTION
+from smoe.meshes._mesh import DESCRIPTION, has_healpix
 from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location, as_row_of_nodes, with_mesh_of
 
 if TYPE_CHECKING:
@@ -111,11 +111,8 @@ def _at_valid_times(dataset: xr.Dataset, where: str, variables: Sequence[str] | 
 
 def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) -> xr.Dataset:
     """Fields on a UGRID mesh or HEALPix sphere as a row of nodes; other data sets as they are."""
-    attributes = [each.attrs for each in (dataset, *dataset.variables.values())]
-    is_mesh = any(
-        each.get("cf_role") == "mesh_topology" or each.get("grid_mapping_name") == "healpix" or "healpix_nside" in each
-        for each in attributes
-    )
+    described = (dataset, *dataset.variables.values())
+    is_mesh = any(each.attrs.get("cf_role") == "mesh_topology" or has_healpix(each) for each in described)
     if DESCRIPTION in dataset.coords or not is_mesh:
         return dataset
     try:
@@ -403,8 +400,7 @@ def _at_common_times(
         return [part for part, _, _ in parts]
     common = reduce(np.intersect1d, [each.seconds for each in all_labels])
     if not len(common):
-        spans = " and ".join(f"{each.text(int(each.seconds.min()))} to {each.text(int(each.seconds.max()))}"
-                             for each in all_labels)  # fmt: skip
+        spans = " and ".join(each.span() for each in all_labels)
         raise DataError(f"the parts of {where} have no time in common: they lie from {spans}")
     if len(common) < max(map(len, all_labels)):
         numbers = ", ".join(str(len(each)) for each in all_labels)

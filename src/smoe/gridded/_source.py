@@ -231,17 +231,14 @@ class FieldSource:
             if is_invalid.any():
                 self.num_invalid[name] = self.num_invalid.get(name, 0) + int(is_invalid.sum())
                 values = np.where(is_invalid, np.nan, values)
-        return self._orientations[name].turn(values.astype(np.float32, copy=False))
-
-    def orientation_of(self, name: str) -> Orientation:
-        return self._orientations[name]
+        return self.orientations[name].turn(values.astype(np.float32, copy=False))
 
     def _one_grid(self, found: dict[str, Axes]) -> tuple[HorizontalGrid, Orientation]:
-        self._orientations: dict[str, Orientation] = {}
+        self.orientations: dict[str, Orientation] = {}
         first, first_grid = next(iter(found)), None
         for name, axes in found.items():
             array = self.dataset[name]
-            grid, self._orientations[name] = read_grid(array, axes, f"{name} of {self.where}")
+            grid, self.orientations[name] = read_grid(array, axes, f"{name} of {self.where}")
             mapping = array.attrs.get("grid_mapping") or array.encoding.get("grid_mapping")
             if grid.kind == "rotated" and mapping in self.dataset.variables:
                 grid = replace(grid, pole=read_pole(self.dataset[mapping].attrs))
@@ -252,7 +249,7 @@ class FieldSource:
                     f"{first} and {name} of {self.where} are on different grids, {difference}; leave one out"
                 )
         assert first_grid is not None
-        return first_grid, self._orientations[first]
+        return first_grid, self.orientations[first]
 
     def _channels(self, name: str) -> list[Channel]:
         array, axes = self.dataset[name], self.variable_axes[name]

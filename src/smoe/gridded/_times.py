@@ -47,6 +47,10 @@ class TimeLabels:
     def text(self, seconds: int) -> str:
         return show_time(seconds, self.calendar)
 
+    def span(self) -> str:
+        """First and last time, as `2016-01-01 to 2016-12-31`."""
+        return f"{self.text(int(self.seconds.min()))} to {self.text(int(self.seconds.max()))}"
+
     def months(self, seconds: np.ndarray) -> np.ndarray:
         """Number of the calendar month of each time, counted from the year 0."""
         return np.asarray([date.year * 12 + date.month - 1 for date in _dates(seconds, self.calendar)], np.int64)
@@ -436,6 +440,8 @@ def pair_by_time(inputs: TimeLabels, targets: TimeLabels, lead: Lead, *, lead_ti
     The inputs of forecasts are their start times; they have lead times in seconds, `(L,)`, in place of a lead, and the
     position of one is then `start * L + lead`.
     """
+    import pandas as pd
+
     if inputs.calendar != targets.calendar:
         raise DataError(
             f"inputs are in the calendar {inputs.calendar} and targets in {targets.calendar}: convert one of them, for "
@@ -453,12 +459,19 @@ def pair_by_time(inputs: TimeLabels, targets: TimeLabels, lead: Lead, *, lead_ti
     else:
         starts = np.repeat(inputs.seconds, len(lead_times))
         wanted = starts + np.tile(lead_times, len(inputs))
-    found = _find(_month_labels(targets), inputs.months(wanted)) if lead.months else _find(targets.seconds, wanted)
+    there = targets.seconds
+    if lead.months:
+        there, wanted = targets.months(there), inputs.months(wanted)
+        if len(np.unique(there)) < len(there):
+            raise DataError(
+                "a lead in months needs one target for each month, but a month has several; give days instead"
+            )
+    found = pd.Index(there).get_indexer(wanted)
     is_paired = found >= 0
     if not is_paired.any():
         raise DataError(
             f"no target lies {lead if lead_times is None else 'at the lead times'} after an input: inputs are from "
-            f"{_range(inputs)}, targets from {_range(targets)}"
+            f"{inputs.span()}, targets from {targets.span()}"
         )
     positions = np.flatnonzero(is_paired)
     positions = positions[np.argsort(starts[positions], kind="stable")]
@@ -494,23 +507,3 @@ def describe_lost(inputs: TimeLabels, targets: TimeLabels, lead: Lead) -> str | 
         f"{int(is_lost.sum())} of {len(inputs)} inputs have no target {lead} later, and {int(is_unused.sum())} of "
         f"{len(targets)} targets no input: {hint}"
     )
-
-
-def _month_labels(targets: TimeLabels) -> np.ndarray:
-    labels = targets.months(targets.seconds)
-    if len(np.unique(labels)) < len(labels):
-        raise DataError("a lead in months needs one target for each month, but a month has several; give days instead")
-    return labels
-
-
-def _find(labels: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Position of each wanted label, or -1."""
-    import pandas as pd
-
-    return pd.Index(labels).get_indexer(wanted)
-
-
-def _range(labels: TimeLabels) -> str:
-    if not len(labels):
-        return "(no times)"
-    return f"{labels.text(int(labels.seconds.min()))} to {labels.text(int(labels.seconds.max()))}"

@@ -184,20 +184,16 @@ class Nodes:
 
 def read_nodes(dataset: Any, location: str | None) -> Nodes:
     """Reads the nodes of the mesh of a data set: the `node`s or `face`s of UGRID, those of the fields if None."""
-    topology, mapping = _find_topology(dataset), _find_healpix(dataset)
-    if topology is not None:
-        return _read_topology(dataset, topology, location)
-    if mapping is not None:
-        return _read_healpix(dataset, mapping)
+    for name, variable in dataset.variables.items():
+        if variable.attrs.get("cf_role") == "mesh_topology":
+            return _read_topology(dataset, str(name), location)
+    for each in (dataset, *dataset.variables.values()):
+        if has_healpix(each):
+            return _read_healpix(dataset, dict(each.attrs))
     raise DataError(
         "has neither a UGRID topology (a variable with cf_role='mesh_topology') nor a HEALPix grid mapping "
         "(grid_mapping_name='healpix'): a mesh without connectivity cannot be read"
     )
-
-
-def _find_topology(dataset: Any) -> str | None:
-    found = (str(name) for name, each in dataset.variables.items() if each.attrs.get("cf_role") == "mesh_topology")
-    return next(found, None)
 
 
 def topology_variables(dataset: Any, name: str) -> list[str]:
@@ -324,11 +320,6 @@ def _corners(fields: Any, name: str, num_points: int, first_dimension: str | Non
 
 
 _HEALPIX_ORDERS: dict[str, HEALPixOrder] = {"nest": "nested", "nested": "nested", "ring": "ring"}
-
-
-def _find_healpix(dataset: Any) -> dict[str, Any] | None:
-    """Attributes of the HEALPix grid mapping of a data set; None if it has none."""
-    return next((dict(each.attrs) for each in (dataset, *dataset.variables.values()) if has_healpix(each)), None)
 
 
 def has_healpix(variable: Any) -> bool:

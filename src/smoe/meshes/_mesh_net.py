@@ -43,7 +43,8 @@ class MeshLayer(nn.Module):
         numbers = (in_channels, num_experts or 1, num_selected)
         options: BankOptions = {"expert_channels": expert_channels}
         if num_experts is None:
-            options |= {"gate": FixedGate(torch.zeros(1, *gate_grid(kind, mesh)), 1), "rule": "frozen"}
+            grid = (12, mesh.nside, mesh.nside) if kind == "healpix" and mesh.nside else (mesh.num_nodes,)
+            options |= {"gate": FixedGate(torch.zeros(1, *grid), 1), "rule": "frozen"}
         self.layer: GraphMoE | HEALPixMoE
         if kind == "healpix":
             assert mesh.nside is not None
@@ -60,11 +61,6 @@ class MeshLayer(nn.Module):
         if isinstance(self.layer, GraphMoE):
             return self.layer(input.transpose(1, 2), self.edges).transpose(1, 2)
         return self.layer(input)
-
-
-def gate_grid(layers: MeshLayers, mesh: Mesh) -> tuple[int, ...]:
-    """Sizes of the grid of a gate: the faces of a HEALPix sphere, or the nodes."""
-    return (12, mesh.nside, mesh.nside) if layers == "healpix" and mesh.nside is not None else (mesh.num_nodes,)
 
 
 def check_layers(layers: MeshLayers | None, mesh: Mesh) -> MeshLayers:
@@ -141,11 +137,10 @@ class SummedMeshLayer(nn.Module):
         *,
         num_selected: int,
         num_experts: int,
-        layers: MeshLayers | None = None,
     ) -> None:
         super().__init__()
         self.num_nodes = mesh.num_nodes
-        self.stem = MeshLayer(mesh, in_channels, num_experts, num_selected, expert_channels=out_channels, layers=layers)
+        self.stem = MeshLayer(mesh, in_channels, num_experts, num_selected, expert_channels=out_channels)
         with torch.no_grad():
             self.stem.layer.weight.mul_(_START)
 

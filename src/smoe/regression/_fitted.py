@@ -125,7 +125,7 @@ class OutputLayout:
             coordinates,
             mappings,
             (source.axes.time, plain_attributes(dataset[time].attrs)),
-            source.orientation_of(first),
+            source.orientations[first],
             plain_attributes(dataset.attrs),
             is_array,
             mesh,

@@ -25,13 +25,13 @@ MAX_BYTES = 5_000_000
 """A page is smaller than this."""
 
 
-def write_page(reports: Sequence[RunReport], output: Path, written: datetime | None = None) -> int:
+def write_page(reports: Sequence[RunReport], output: Path) -> int:
     """Write the report of one run or of several, whole or not at all; return its size in bytes.
 
     Raises:
         DataError: If the page would be too large, or the file cannot be written.
     """
-    content = make_page(reports, written or datetime.now(UTC)).encode()
+    content = make_page(reports, datetime.now(UTC)).encode()
     if output.is_dir():
         raise DataError(f"{output} is a directory: name a file, such as {output / 'report.html'}")
     try:

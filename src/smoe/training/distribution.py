@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import InitProcessGroupKwargs, gather_object
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -66,16 +66,12 @@ def by_first(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
 def gather_process_states(accelerator: Accelerator, loss_total: Tensor) -> list[State]:
     """Return random numbers and share of the loss of all processes, in their order. Every process must call it."""
     device = accelerator.device
-    state = {
+    state: State = {
         "torch_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "loss_total": float(loss_total),
     }
-    if accelerator.num_processes == 1:
-        return [state]
-    states: list[Any] = [None] * accelerator.num_processes
-    torch.distributed.all_gather_object(states, state)
-    return states
+    return gather_object([state])
 
 
 def restore_process_state(accelerator: Accelerator, states: Sequence[State], seed: int) -> float:

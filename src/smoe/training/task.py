@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, default_collate
 
 from smoe._files import read_ahead
 from smoe.errors import leaving_signals
@@ -176,21 +176,6 @@ class ShuffledBatches(Sampler[list[int]]):
                 yield samples[part * self.num_processes + self.process :: stride].tolist()
 
 
-class OrderedBatches(Sampler[list[int]]):
-    """All samples in order, each in exactly one batch of one process."""
-
-    def __init__(self, num_samples: int, batch_size: int, process: int = 0, num_processes: int = 1) -> None:
-        self.samples = range(process, num_samples, num_processes)
-        self.batch_size = batch_size
-
-    def __len__(self) -> int:
-        return -(-len(self.samples) // self.batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for first in range(0, len(self.samples), self.batch_size):
-            yield list(self.samples[first : first + self.batch_size])
-
-
 def load_batches(
     samples: Dataset[Any],
     batches: Iterable[list[int]],
@@ -256,7 +241,7 @@ def predict(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if device is None:
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    batches = OrderedBatches(num_samples(samples), batch_size, process, num_processes)
+    batches = BatchSampler(range(process, num_samples(samples), num_processes), batch_size, drop_last=False)
     model.eval()
     for input, target in load_batches(samples, batches, collate, device, num_workers):
         # Not around the loop: the caller's code between two batches keeps its own mode.

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler
 
 from smoe.reports.run_report import Places
-from smoe.training.task import Metric, MetricSums, OrderedBatches, load_batches
+from smoe.training.task import Metric, MetricSums, load_batches
 from smoe_paper.ens10.model import make_scores, open_store
 from smoe_paper.ens10.recipes import (
     ENSEMBLE_RECIPES,
@@ -40,7 +41,7 @@ def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size:
     samples = EnsembleSamples(store, years, inputs="members")
     of_members: list[Metric] = [EnsembleCRPS(), EnsembleCRPS(fair=True), EnsembleSpreadSkill()]
     of_normal, of_ensemble = MetricSums(make_scores(has_efi=store.efi is not None)), MetricSums(of_members)
-    batches = OrderedBatches(len(samples), batch_size)
+    batches = BatchSampler(range(len(samples)), batch_size, drop_last=False)
     for members, target in load_batches(samples, batches, EnsembleSamples.collate, "cpu"):
         # From zeros the head makes the ensemble's own mean and spread.
         of_normal.add(torch.zeros(len(target), 2, *target.shape[2:]), target)
