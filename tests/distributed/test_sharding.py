@@ -1,4 +1,4 @@
-"""Networks whose parameters are sharded (FSDP2) train as networks that every process holds whole."""
+"""Networks that every process holds whole train as in one process, and networks that are sharded (FSDP2) as these."""
 
 from __future__ import annotations
 

@@ -145,28 +145,6 @@ def test_second_derivatives_of_the_kernels_are_those_of_float64(case, mode, monk
         _assert_near(one, other)
 
 
-@pytest.mark.parametrize(("batch", "training"), [(1, True), (8, True), (2, False)])
-def test_a_gradient_penalty_of_equal_experts_is_that_of_a_convolution(batch, training):
-    torch.manual_seed(0)
-    layer, conv = (
-        smoe.SpatialMoE2d.from_experts(2, 8, 4, spatial_shape=(16, 16), rule="frozen").train(training),
-        nn.Conv2d(2, 4, 3, padding=1),
-    )
-    with torch.no_grad():
-        conv.weight.copy_(layer.weight[::2])  # the experts of a family start equal
-        assert conv.bias is not None
-        conv.bias.zero_()
-    x = torch.randn(batch, 2, 16, 16, requires_grad=True)
-    found = []
-    for model in (layer, conv):
-        (slope,) = torch.autograd.grad(model(x).pow(3).sum(), x, create_graph=True)
-        assert isinstance(model.bias, torch.Tensor)
-        by_input, *rest = torch.autograd.grad(slope.square().mean(), (x, model.weight, model.bias))
-        found += [[by_input, *(part.unflatten(0, (4, -1)).sum(dim=1) for part in rest)]]
-    for one, other in zip(*found, strict=True):
-        _assert_near(one, other)
-
-
 def _function(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Callable[..., torch.Tensor]:
     def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(1)

@@ -169,14 +169,8 @@ def test_lines_and_volumes_learn_on_at_another_resolution(num_axes: int) -> None
     larger = smoe.interpolate_grids(converted, example_input=large)
     assert [layer.gate.spatial_shape for layer in larger] == [(6,) * num_axes] * 2  # type: ignore[union-attr]
     torch.testing.assert_close(larger.eval()(large), net.eval()(large), rtol=1e-4, atol=1e-5)
-    optimizer, losses = torch.optim.Adam(larger.train().parameters(), 0.01), []
-    for _ in range(5):
-        loss = larger(large).square().mean()
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert losses[-1] < losses[0]
+    larger.train()(large).square().mean().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in larger.parameters())
 
 
 def test_refusals() -> None:

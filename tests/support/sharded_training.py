@@ -62,6 +62,12 @@ def with_gate(gate: smoe.SpatialGate, **options: Any) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), layer, norm, nn.Conv2d(gate.num_selected, 1, 1))
 
 
+def looking() -> nn.Module:
+    """Gates of parameters only, and one that looks at its input."""
+    net = layers(rule="rc", order="score", damping="damping(factor=0.1)")
+    return net.append(smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=ConvGate(2, 4, 2), rule="rc", weighted=True))
+
+
 def converted() -> nn.Module:
     """Gates that share an embedding."""
     plain = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1))
@@ -86,6 +92,8 @@ class Case:
         net: Makes the network.
         shape: Shape of a sample.
         learns: Whether a gate learns.
+        as_one: Names of the tensors that one process with the whole batch trains alike.
+        num_steps: Number of batches.
         bands: Scores that a gate holds at a time, to make small gates work as large ones do.
         is_stored: Store it by `torch.distributed.checkpoint`.
         compiled: Compile the passes.
@@ -94,6 +102,8 @@ class Case:
     net: Callable[[], nn.Module]
     shape: tuple[int, ...] = (1, *GRID)
     learns: bool = True
+    as_one: str = "nothing"
+    num_steps: int = NUM_STEPS
     bands: int = 1 << 25
     is_stored: bool = False
     compiled: bool = False
@@ -102,7 +112,10 @@ class Case:
 CASES = {
     "default": Case(layers, is_stored=True),
     "rc, damping": Case(lambda: layers(rule="rc", order="score", damping="damping(factor=0.1)"), is_stored=True),
-    "end_to_end, weighted": Case(lambda: layers(rule="end_to_end", weighted=True)),
+    "rc, looks at the input": Case(looking, as_one=""),
+    "end_to_end, weighted": Case(lambda: layers(rule="end_to_end", weighted=True), as_one=""),
+    # Experts only: the gates of each process learn from its own samples.
+    "first update": Case(lambda: layers(rule="straight_through(noise=0.0)"), as_one="weight", num_steps=2),
     "table of families": Case(lambda: with_gate(smoe.TensorGate(5, 2, GRID, order="families"), weighted=True)),
     "restarts": Case(idle_experts),
     "frozen": Case(lambda: layers(rule="frozen"), learns=False),
@@ -141,14 +154,15 @@ def make_net(case: Case) -> nn.Module:
     return net
 
 
-def train(net: nn.Module, shape: tuple[int, ...], share: slice, optimizer: Any = None) -> torch.optim.Optimizer:
+def train(net: nn.Module, case: Case, share: slice, optimizer: Any = None) -> torch.optim.Optimizer:
     """Steps of two parts with clipped gradients."""
     optimizer = optimizer or torch.optim.Adam(net.parameters(), lr=0.02)
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(distributed.get_rank())  # the processes draw different noise
-    for step in range(NUM_STEPS):
-        x = torch.randn(BATCH, *shape, dtype=torch.float64, generator=generator)[share]
-        (net(x) - x.sum().sin()).square().mean().mul(10.0).backward()
+    for step in range(case.num_steps):
+        x = torch.randn(BATCH, *case.shape, dtype=torch.float64, generator=generator)[share]
+        target = x.flatten(1).sum(dim=1).sin().view(-1, *(1,) * len(case.shape))
+        (net(x) - target).square().mean().mul(10.0).backward()
         if step % 2:
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
@@ -214,10 +228,13 @@ def check_case(name: str, case: Case, share: slice, folder: Path) -> None:
         net = wrap(make_net(case))
         if case.compiled:
             net.compile(backend="aot_eager")
-        optimizer = train(net, case.shape, share)
+        optimizer = train(net, case, share)
         state = whole_state(net)
         if wrapper == "whole":
             expected, num_whole = state, num_stored(net, optimizer)
+            train(alone := make_net(case), case, slice(None))
+            same = {key: value for key, value in alone.state_dict().items() if case.as_one in key}
+            assert_same({key: state[key] for key in same}, same, f"{name}, one process")
             learned = [key for key in start if "gate" in key and not torch.equal(expected[key], start[key])]
             assert bool(learned) == case.learns, f"{name}: {learned}"
             continue
@@ -245,7 +262,7 @@ def check_directory(name: str, case: Case, net: nn.Module, optimizer: Any, share
     checkpoint.save({"model": model, "optimizer": kept}, checkpoint_id=folder)
     stored, states = whole_state(net), []
     for each, used in ((net, optimizer), load_directory(smoe.nn.shard(make_net(case)), folder)):
-        train(each, case.shape, share, used)
+        train(each, case, share, used)
         states.append(whole_state(each))
     if distributed.get_rank() == 0:
         torch.save((stored, states[0]), folder / "states.pt")
@@ -257,7 +274,7 @@ def check_resumed(name: str, case: Case, share: slice, folder: Path) -> None:
     net, optimizer = load_directory(smoe.nn.shard(make_net(case)), folder)
     stored, continued = torch.load(folder / "states.pt")
     assert_same(whole_state(net), stored, name, rtol=0.0, atol=0.0)
-    train(net, case.shape, share, optimizer)
+    train(net, case, share, optimizer)
     assert whole_state(net).keys() == continued.keys()
 
 
@@ -297,6 +314,13 @@ def check_access(share: slice) -> None:
     with pytest.raises(RuntimeError, match="reshard_after_forward=False"):
         net[0]._scored_routing()
     loss.backward()
+    # An error that is not finite in one process is counted there, and still after the next forward pass.
+    parallel: Any = DistributedDataParallel(make_net(CASES["rc, damping"]))
+    is_first = distributed.get_rank() == 0
+    (parallel(x) * (torch.nan if is_first else 1.0)).sum().backward()
+    with torch.no_grad():
+        parallel(x)
+    assert parallel.module[0]._signal.num_nonfinite == is_first
     # A loss of the routing: with parameters that stay between forward and backward.
     gradients = []
     for wrap in (DistributedDataParallel, lambda net: smoe.nn.shard(net, reshard_after_forward=False)):

@@ -121,12 +121,15 @@ def test_some_nodes_are_served_by_their_own_experts():
     assert layer._affine is not None
     torch.nn.init.normal_(layer._affine.scale)
     x = torch.randn(NUM_NODES, C, dtype=torch.float64)
-    # All sources of the edges into the kept nodes are there.
-    order = torch.randperm(NUM_NODES)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(NUM_NODES)
-    part = layer(x[order], place[EDGES], node_id=order)
-    torch.testing.assert_close(part, layer(x, EDGES)[order])
+    # As a loader of neighbourhoods does: three nodes first, in any order, then the other sources of their edges.
+    seeds = torch.tensor([9, 12, 4])
+    edges = EDGES[:, torch.isin(EDGES[1], seeds)]
+    node_id = torch.cat([seeds, *(node[None] for node in edges[0].unique() if node not in seeds)])
+    assert len(node_id) < NUM_NODES
+    place = torch.empty(NUM_NODES, dtype=torch.int64)
+    place[node_id] = torch.arange(len(node_id))
+    part = layer(x[node_id], place[edges], node_id=node_id)
+    torch.testing.assert_close(part[:3], layer(x, EDGES)[seeds])
 
 
 def test_the_gate_learns_from_some_nodes():

@@ -10,12 +10,9 @@ import torch
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     geometric = pytest.importorskip("torch_geometric")
-    from torch_geometric.data import Data
-    from torch_geometric.loader import DataLoader
     from torch_geometric.nn import GCN, GATConv, GCNConv, GraphConv, SAGEConv, Sequential
 
 import smoe
-from smoe.nn._graph_layer import GraphMoE
 
 N, C = 20, 4
 EDGES = torch.randint(0, N, (2, 60), generator=torch.Generator().manual_seed(1))
@@ -127,16 +124,3 @@ def test_what_a_plan_promises_is_done(net, example, reason):
         assert not plan.changes
         with pytest.raises(ValueError, match=reason):
             smoe.convert(net, example_input=example)
-
-
-def test_batches_of_a_data_loader():
-    samples = [Data(x=torch.randn(N, C), edge_index=EDGES, y=torch.randn(N, 2)) for _ in range(7)]
-    model = Sequential(
-        "x, edge_index", [(GraphMoE.from_experts(C, 6, 2, num_nodes=N, rule="rc"), "x, edge_index -> x")]
-    )
-    for batch in DataLoader(samples, batch_size=3):
-        output = model(batch.x, batch.edge_index)
-        assert output.shape == (batch.num_nodes, 2)
-        single = torch.cat([model(sample.x, sample.edge_index) for sample in batch.to_data_list()])
-        torch.testing.assert_close(output, single)
-        (output - batch.y).square().mean().backward()
