@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,7 +27,6 @@ from smoe_paper.metrics import MeanSquaredError
 
 BATCH_SIZE, NUM_BATCHES = 4, 60
 PLAN = TrainingPlan(batch_size=BATCH_SIZE, max_epochs=2, device="cpu")
-IN_PARTS = replace(PLAN, part_size=1)
 
 
 def make_task(*, noisy: bool) -> Task:
@@ -46,19 +44,17 @@ def make_task(*, noisy: bool) -> Task:
     return Task(layer, optimizer, F.mse_loss, [MeanSquaredError()], splits, default_collate, 0)  # type: ignore[arg-type]
 
 
-def train(directory: Path, *, stop_after: int = 0, noisy: bool = False, plan: TrainingPlan = PLAN) -> tuple[int, int]:
+def train(directory: Path, *, stop_after: int = 0, noisy: bool = False) -> tuple[int, int]:
     """Trains, or continues; returns the epoch and the batch that come next.
 
     Args:
         directory: Directory of the run.
         stop_after: Number of steps after which the last process receives SIGTERM; 0 for none.
         noisy: Draw random numbers in each step.
-        plan: Plan of the run.
     """
     task = make_task(noisy=noisy)
     is_last = int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1
-    share = BATCH_SIZE // int(os.environ.get("WORLD_SIZE", "1"))
-    num_left = stop_after * (share // (plan.part_size or share))
+    num_left = stop_after
 
     def loss(prediction: Tensor, target: Tensor) -> Tensor:
         nonlocal num_left
@@ -69,7 +65,7 @@ def train(directory: Path, *, stop_after: int = 0, noisy: bool = False, plan: Tr
         return F.mse_loss(prediction, target)
 
     task.loss = loss
-    loop = Loop(task, plan, RunDirectory(directory))
+    loop = Loop(task, PLAN, RunDirectory(directory))
     with suppress(Interrupted):
         loop.fit(resume=True)
     return loop.state.epoch, loop.state.next_batch
@@ -79,11 +75,9 @@ def run_process(rank: int, num_processes: int, port: int, directory: str) -> Non
     """What each of two processes does; the environment is that of a launcher."""
     join(rank, num_processes, port)
     folder = Path(directory)
-    stop_and_resume(folder, PLAN, "noisy")
+    stop_and_resume(folder, "noisy")
     assert train(folder / "two-then-one", stop_after=30) == (1, 50)
     train(folder / "one-then-two")
-    stop_and_resume(folder, IN_PARTS, "parts-noisy")
-    train(folder / "parts", plan=IN_PARTS)
     leave_processes()
 
 
@@ -91,7 +85,7 @@ def run_one_of_four(rank: int, num_processes: int, port: int, directory: str) ->
     """What each of four processes does."""
     join(rank, num_processes, port)
     folder = Path(directory)
-    stop_and_resume(folder, PLAN, "noisy")
+    stop_and_resume(folder, "noisy")
     assert train(folder / "four-then-one", stop_after=30) == (1, 50)
     leave_processes()
 
@@ -105,11 +99,11 @@ def join(rank: int, num_processes: int, port: int) -> None:
     torch.set_num_threads(1)
 
 
-def stop_and_resume(folder: Path, plan: TrainingPlan, name: str) -> None:
+def stop_and_resume(folder: Path, name: str) -> None:
     """Trains a run as a whole, and one that the last process is asked to stop."""
-    train(folder / f"{name}-whole", noisy=True, plan=plan)
+    train(folder / f"{name}-whole", noisy=True)
     # One process receives the signal at step 63; all stop at the next step where they agree.
-    assert train(folder / f"{name}-stopped", stop_after=63, noisy=True, plan=plan) == (2, 25)
+    assert train(folder / f"{name}-stopped", stop_after=63, noisy=True) == (2, 25)
     # The random numbers of a new process are others.
     torch.manual_seed(12345)
-    train(folder / f"{name}-stopped", noisy=True, plan=plan)
+    train(folder / f"{name}-stopped", noisy=True)

@@ -45,24 +45,11 @@ def test_processes_share_each_batch_of_a_single_process() -> None:
         assert sorted(left + right) == sorted(batch)
 
 
-def test_parts_are_those_of_as_many_processes() -> None:
-    whole = ShuffledBatches(40, 8, seed=1, part_size=2)
-    assert whole.num_parts == 4 and len(whole) == 20
-    processes = [epoch(ShuffledBatches(40, 8, seed=1, process=rank, num_processes=4), 2) for rank in range(4)]
-    assert epoch(whole, 2) == [part for batch in zip(*processes, strict=True) for part in batch]
-    two = [ShuffledBatches(40, 8, seed=1, process=rank, num_processes=2, part_size=2) for rank in range(2)]
-    assert epoch(two[0], 2)[:2] == [processes[0][0], processes[2][0]]
-    assert epoch(two[1], 2)[:2] == [processes[1][0], processes[3][0]]
-    assert epoch(whole, 2, first_batch=3) == epoch(whole, 2)[12:]
-
-
 def test_refuses_batches_that_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="a batch of 9 cannot be shared equally by 2 processes"):
         ShuffledBatches(40, 9, seed=0, num_processes=2)
     with pytest.raises(ValueError, match="3 samples do not fill one batch of 4"):
         ShuffledBatches(3, 4, seed=0)
-    with pytest.raises(ValueError, match=r"the 8 samples of a batch of 16 that a process has cannot be cut .* of 3"):
-        ShuffledBatches(40, 16, seed=0, num_processes=2, part_size=3)
 
 
 class Counted(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -41,7 +41,7 @@ def test_a_run_stops_after_the_patience_at_a_value_or_at_the_last_epoch() -> Non
 
 def test_refuses_numbers_that_make_no_plan() -> None:
     too_small = {"batch_size": 0, "max_epochs": 0, "plateau_patience": -1, "num_threads": 0, "num_workers": -1}
-    for name, value in (*too_small.items(), ("plateau_factor", 1.0), ("min_delta", math.nan), ("part_size", 0)):
+    for name, value in (*too_small.items(), ("plateau_factor", 1.0), ("min_delta", math.nan)):
         with pytest.raises(ValueError, match=rf"{name} must .* got {value}"):
             TrainingPlan(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="warmup_epochs belongs to schedule='cosine', but schedule is 'plateau'"):

@@ -66,7 +66,7 @@ def imagenet(folder: Path) -> tuple[str, Recipe]:
     for split in ("train", "val"):
         write_folders(folder / "imagenet", split=split)
     recipe = IMAGENET_RECIPES["imagenet/smoe-first"]
-    plan = replace(recipe.training, batch_size=4, part_size=None, max_epochs=1, warmup_epochs=0, num_workers=0)
+    plan = replace(recipe.training, batch_size=4, max_epochs=1, warmup_epochs=0, num_workers=0)
     return "imagenet/smoe-first", replace(
         recipe,
         data=replace(recipe.data, root=folder / "imagenet", train_size=32, resize=40, crop=32, held_out_per_class=1),

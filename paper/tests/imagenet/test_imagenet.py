@@ -31,7 +31,6 @@ from smoe_paper.imagenet.recipes import (
 TRAINING = replace(
     IMAGENET_TRAINING,
     batch_size=8,
-    part_size=4,
     evaluation_batch_size=4,
     max_epochs=3,
     warmup_epochs=1,

@@ -110,9 +110,8 @@ class Loop:
         self.state, self.stored = RunState(Stopping(plan), loss_total), "no state yet"
         process, num_processes = self.accelerator.process_index, self.accelerator.num_processes
         self.batches = ShuffledBatches(
-            num_samples(task.splits["train"]), plan.batch_size, task.seed, process, num_processes,
-            part_size=plan.part_size,
-        )  # fmt: skip
+            num_samples(task.splits["train"]), plan.batch_size, task.seed, process, num_processes
+        )
         if process:
             # The processes hold the same weights, but draw noise of their own.
             torch.manual_seed(task.seed + process)
@@ -184,21 +183,14 @@ class Loop:
         if hasattr(samples, "start_epoch"):
             samples.start_epoch(state.epoch)
         device, num_workers, ahead = self.accelerator.device, self.plan.num_workers, task.reads_ahead
-        num_parts, num_done = batches.num_parts, 0
         for input, target in load_batches(samples, batches, task.collate, device, num_workers, reads_ahead=ahead):
-            num_done += 1
-            is_whole = num_done % num_parts == 0
-            # The processes add up their gradients once for each batch.
-            with nullcontext() if is_whole else self.accelerator.no_sync(self.model):
-                loss = task.loss(self.model(input), target)
-                if task.auxiliary_loss is not None:
-                    loss = loss + task.auxiliary_loss(self.model)
-                if num_parts > 1 or self.accelerator.scaler is not None:
-                    loss = track_loss_scale(loss, self.model)
-                self.accelerator.backward(loss if num_parts == 1 else loss / num_parts)
-            state.loss_total += loss.detach() / num_parts
-            if not is_whole:
-                continue
+            loss = task.loss(self.model(input), target)
+            if task.auxiliary_loss is not None:
+                loss = loss + task.auxiliary_loss(self.model)
+            if self.accelerator.scaler is not None:
+                loss = track_loss_scale(loss, self.model)
+            self.accelerator.backward(loss)
+            state.loss_total += loss.detach()
             self.stepper.step()
             self.stepper.zero_grad()
             state.next_batch += 1
@@ -291,8 +283,7 @@ class Loop:
         if not task.compares_routing:
             return []
         # No more than a training pass of a process, whose memory there is; as many for each, for the same passes.
-        share = self.plan.batch_size // (num_processes * self.batches.num_parts)
-        num_taken = min(_MOST_SAMPLES, share, num_samples(samples) // num_processes)
+        num_taken = min(_MOST_SAMPLES, self.plan.batch_size // num_processes, num_samples(samples) // num_processes)
         if num_taken == 0:
             return []
         spread = torch.linspace(0, num_samples(samples) - 1, num_taken * num_processes).long().tolist()

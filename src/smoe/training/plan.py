@@ -23,8 +23,6 @@ class TrainingPlan:
 
     Attributes:
         batch_size: Samples per optimiser step, over all processes together.
-        part_size: Samples that go through the model at once; the gradients of the parts of a batch are summed. Batch
-            normalisation sees a part. None: the share of a process is one part.
         evaluation_batch_size: Samples per evaluation step and process.
         max_epochs: Maximum number of epochs.
         monitor: Validation metric that decides the schedule, the stopping and the choice of the best weights. `loss` is
@@ -47,7 +45,6 @@ class TrainingPlan:
     """
 
     batch_size: int = 32
-    part_size: int | None = None
     evaluation_batch_size: int = 100
     max_epochs: int = 100
     monitor: str = "loss"
@@ -68,8 +65,7 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         for names, lowest in (
-            (("batch_size", "evaluation_batch_size", "max_epochs", "early_stop_patience"), 1),
-            (("part_size", "num_threads"), 1),
+            (("batch_size", "evaluation_batch_size", "max_epochs", "early_stop_patience", "num_threads"), 1),
             (("plateau_patience", "num_workers", "warmup_epochs", "min_lr", "min_delta"), 0),
         ):
             for name in names:

@@ -129,33 +129,17 @@ class Task:
 class ShuffledBatches(Sampler[list[int]]):
     """Batches of a training epoch, shuffled by the seed and the epoch's number.
 
-    Each process gets its equal share of every batch, so the batches do not depend on the number of processes; a share
-    may come in equal parts, whose gradients are summed. Samples that do not fill a last batch are left out of an epoch.
+    Each process gets its equal share of every batch, so the batches do not depend on the number of processes. Samples
+    that do not fill a last batch are left out of an epoch.
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        seed: int,
-        process: int = 0,
-        num_processes: int = 1,
-        *,
-        part_size: int | None = None,
-    ) -> None:
+    def __init__(self, num_samples: int, batch_size: int, seed: int, process: int = 0, num_processes: int = 1) -> None:
         if batch_size % num_processes:
             raise ValueError(f"a batch of {batch_size} cannot be shared equally by {num_processes} processes")
         if num_samples < batch_size:
             raise ValueError(f"{num_samples} samples do not fill one batch of {batch_size}; lower the batch size")
-        share = batch_size // num_processes
-        if part_size is not None and share % part_size:
-            raise ValueError(
-                f"the {share} samples of a batch of {batch_size} that a process has cannot be cut into parts of "
-                f"{part_size}"
-            )
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.process, self.num_processes = process, num_processes
-        self.num_parts = 1 if part_size is None else share // part_size
         self.num_batches = num_samples // batch_size
         self.epoch, self.first_batch = 0, 0
 
@@ -163,17 +147,15 @@ class ShuffledBatches(Sampler[list[int]]):
         self.epoch, self.first_batch = epoch, first_batch
 
     def __len__(self) -> int:
-        return (self.num_batches - self.first_batch) * self.num_parts
+        return self.num_batches - self.first_batch
 
     def __iter__(self) -> Iterator[list[int]]:
         # The mixing keeps (0, 1) and (1, 0) apart.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.num_samples, generator=generator)
-        stride = self.num_parts * self.num_processes
         for batch in range(self.first_batch, self.num_batches):
             samples = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            for part in range(self.num_parts):
-                yield samples[part * self.num_processes + self.process :: stride].tolist()
+            yield samples[self.process :: self.num_processes].tolist()
 
 
 def load_batches(

@@ -1,4 +1,4 @@
-"""Batches in parts, the cosine and models that are evaluated on another grid, in the loop."""
+"""The cosine and models that are evaluated on another grid, in the loop."""
 
 from __future__ import annotations
 
@@ -69,23 +69,9 @@ def fit(path: Path, task: Task, plan: TrainingPlan) -> tuple[list[dict], dict[st
     return without_times(run.read_history()), load_checkpoint(run.last_checkpoint)["model"]
 
 
-def test_a_run_in_parts_is_the_run_of_whole_batches(tmp_path: Path) -> None:
-    whole, weights = fit(tmp_path / "whole", make_task(), PLAN)
-    parts, weights_of_parts = fit(tmp_path / "parts", make_task(), replace(PLAN, part_size=2))
-    assert [record["epoch"] for record in parts] == [record["epoch"] for record in whole]
-    for ours, theirs in zip(parts, whole, strict=True):
-        # Measured on as many samples as a part, or a batch, has.
-        for key in theirs.keys() - {"routing_gains", "warnings"}:
-            value = theirs[key]
-            assert ours[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-9)), key
-    for name, tensor in weights.items():
-        torch.testing.assert_close(weights_of_parts[name], tensor, msg=name)
-    assert whole[0]["routing/changed"] > 0
-
-
 @pytest.mark.parametrize("num_steps", [3, 4])
 def test_all_of_it_resumes(tmp_path: Path, num_steps: int) -> None:
-    plan = replace(PLAN, part_size=2, schedule="cosine", warmup_epochs=1)
+    plan = replace(PLAN, schedule="cosine", warmup_epochs=1)
     expected, weights = fit(tmp_path / "whole", make_task(), plan)
     run = RunDirectory(tmp_path / "stopped")
     with pytest.raises(Interrupted):
