@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from smoe.training.task import MeanLoss, MetricSums, ShuffledBatches, load_batches, predict
 from smoe_paper.metrics import GaussianSpreadSkill, MeanAbsoluteError, MeanSquaredError, PercentWithin
@@ -139,13 +137,6 @@ def test_the_model_evaluates_without_gradients_and_the_caller_keeps_its_mode() -
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         next(predict(double(), PAIRS, 0))
-
-    class Endless(IterableDataset):
-        def __iter__(self) -> Iterator[int]:
-            return itertools.count()
-
-    with pytest.raises(TypeError, match="Endless has no length"):
-        next(predict(double(), Endless(), 1))
 
 
 def test_a_small_last_batch_counts_by_its_pixels() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from collections.abc import Sequence
@@ -293,13 +292,6 @@ def test_without_a_test_split_nothing_is_tested(tmp_path: Path) -> None:
     del task.splits["test"]  # type: ignore[attr-defined]
     last = Loop(task, PLAN, RunDirectory(tmp_path)).fit()
     assert not [key for key in last if key.startswith("test/")] and last["stopped"] == "4 epochs done"
-
-
-def test_a_second_loop_in_the_same_directory_is_refused(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    with run.lock(), pytest.raises(RunError, match=f"process {os.getpid()} trains in"):
-        Loop(make_task(), PLAN, RunDirectory(tmp_path)).fit()
-    assert not run.last_checkpoint.exists()
 
 
 def test_a_directory_that_vanishes_ends_the_run_in_one_line(tmp_path: Path) -> None:

@@ -126,16 +126,6 @@ def find_axes(array: xr.DataArray, where: str) -> Axes:
         raise DataError(f"{where} has the ensemble dimension {roles['member'][0]!r}: select a member or average them")
     if unknown:
         raise DataError(f"{where} has the dimension {unknown[0]!r}, not a time, level or grid: select along it")
-    return _complete(array, roles, pixel_latitude, pixel_longitude, where)
-
-
-def _complete(
-    array: xr.DataArray,
-    roles: dict[Role, tuple[str, str | None]],
-    pixel_latitude: str | None,
-    pixel_longitude: str | None,
-    where: str,
-) -> Axes:
     if "start" in roles and "time" in roles:
         raise DataError(
             f"{where} has the two time dimensions {roles['start'][0]} and {roles['time'][0]}: give forecasts as start "

@@ -423,12 +423,9 @@ def _at_common_times(
 
 def _without_differing_scalars(parts: list[xr.Dataset]) -> list[xr.Dataset]:
     """Leaves out scalar coordinates that have several values, such as the heights of 2 m and of 10 m."""
-    seen: dict[str, set[str]] = {}
-    for part in parts:
-        for name, coordinate in part.coords.items():
-            if coordinate.ndim == 0:
-                seen.setdefault(str(name), set()).add(str(coordinate.values))
-    differing = [name for name, values in seen.items() if len(values) > 1]
+    scalars = {(name, str(each.values)) for part in parts for name, each in part.coords.items() if each.ndim == 0}
+    names = [name for name, _ in scalars]
+    differing = {name for name in names if names.count(name) > 1}
     return [part.drop_vars(differing, errors="ignore") for part in parts]
 
 

@@ -71,6 +71,7 @@ class Regridding:
     def _linear(self, axis: np.ndarray, points: np.ndarray, size: int, source: HorizontalGrid) -> Any:
         """Weights of the coordinates of an axis, `(points, size)`; the last coordinate of a circle is the first."""
         import scipy.sparse
+        from scipy.interpolate import BSpline
 
         if len(axis) < 2:
             raise DataError(f"a grid with {len(axis)} rows or columns cannot be interpolated")
@@ -81,13 +82,10 @@ class Regridding:
                 "cover it"
             )
         self.beyond = max(self.beyond, float(beyond) if beyond > 1e-6 else 0.0)
-        low = np.clip(np.searchsorted(axis, points, side="right") - 1, 0, len(axis) - 2)
-        share = np.clip((points - axis[low]) / (axis[low + 1] - axis[low]), 0.0, 1.0)
-        numbers = np.tile(np.arange(len(points)), 2)
-        places = np.concatenate([low, (low + 1) % size])
-        weights = scipy.sparse.csr_matrix(
-            (np.concatenate([1.0 - share, share]), (numbers, places)), (len(points), size)
-        )
+        # Hat functions; their columns are folded where the axis is a circle.
+        knots = np.concatenate([axis[:1], axis, axis[-1:]])
+        hats = BSpline.design_matrix(np.clip(points, axis[0], axis[-1]), knots, 1).tocoo()
+        weights = scipy.sparse.csr_matrix((hats.data, (hats.row, hats.col % size)), (len(points), size))
         # A neighbour without weight does not count, even if it is NaN.
         weights.eliminate_zeros()
         return weights

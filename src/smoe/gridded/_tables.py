@@ -97,19 +97,16 @@ class FieldTable:
 
     def fields(self, rows: np.ndarray) -> np.ndarray:
         """All channels of some rows, float32, `(n, C, H, W)`."""
-        return _with_static(np.ascontiguousarray(self.values[rows]), self.static, _is_static(self.channels))
+        dynamic, is_static = np.ascontiguousarray(self.values[rows]), _is_static(self.channels)
+        if not len(self.static):
+            return dynamic
+        output = np.empty((len(dynamic), len(is_static), *dynamic.shape[2:]), np.float32)
+        output[:, ~is_static], output[:, is_static] = dynamic, self.static
+        return output
 
 
 def _is_static(channels: tuple[Channel, ...]) -> np.ndarray:
     return np.asarray([channel.is_static for channel in channels], dtype=bool)
-
-
-def _with_static(dynamic: np.ndarray, static: np.ndarray, is_static: np.ndarray) -> np.ndarray:
-    if not len(static):
-        return dynamic
-    output = np.empty((len(dynamic), len(is_static), *dynamic.shape[2:]), np.float32)
-    output[:, ~is_static], output[:, is_static] = dynamic, static
-    return output
 
 
 def collect_fields(

@@ -220,7 +220,8 @@ class _Maker:
         caption = [f"{words}, rule {gate.rule}"]
         other = self.first.gates[number] if report is not self.first and number < len(self.first.gates) else None
         partners, shared, regions, region_colours = None, None, None, None
-        if other is not None and _can_match(gate, other):
+        key = (gate.num_experts, gate.places.shape)
+        if other is not None and key == (other.num_experts, other.places.shape) and gate.num_experts <= _MAX_MATCHED:
             partners = match_experts(gate.choices, other.choices, gate.num_experts).tolist()
             shared = shared_choices(gate.choices, other.choices, gate.num_experts)
             caption.append(f"{100 * shared:.3g} % of the choices as in {self.first.label}")
@@ -371,11 +372,6 @@ def _colours_of_regions(gate: GateMap, regions: np.ndarray) -> list[int]:
     if num_colours > _MAX_MATCHED:
         return list(range(num_regions))
     return match_experts(regions.reshape(1, -1), gate.choices[:1], num_colours)[:num_regions].tolist()
-
-
-def _can_match(gate: GateMap, other: GateMap) -> bool:
-    is_alike = gate.num_experts == other.num_experts and gate.places.shape == other.places.shape
-    return is_alike and gate.num_experts <= _MAX_MATCHED
 
 
 def _filter_data(filters: ExpertFilters, layer: str) -> dict[str, Any]:

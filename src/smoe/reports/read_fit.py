@@ -52,12 +52,14 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
     facts |= {f"{name} period": period for name, period in fitted.periods.items()}
     if digest:
         facts[f"SHA-256 of the {which} targets"] = digest
+    net = "a net of your own" if fitted.has_own_net else f"a {fitted.options.net}"
+    lead = f", lead {fitted.options.lead}" if fitted.options.lead else ""
     remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in fitted.remarks()]
     if fitted.keeps_plain:
         remarks.append(f"The routing below is that of the {fitted.net_kind}, which does not predict.")
     return RunReport(
         label=label,
-        title=_title(fitted),
+        title=f"{', '.join(channel.name for channel in fitted.target_channels)} by {net}{lead}",
         path=path,
         seed=fitted.options.seed,
         num_parameters=count_parameters(fitted.predictor),
@@ -83,12 +85,6 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
         remarks=tuple(remarks),
         identity=json.dumps(["fit", fitted.grid.hash, fitted.periods.get(which), [*map(str, sheet.metrics)]]),
     )
-
-
-def _title(fitted: Fitted) -> str:
-    net = "a net of your own" if fitted.has_own_net else f"a {fitted.options.net}"
-    lead = f", lead {fitted.options.lead}" if fitted.options.lead else ""
-    return f"{', '.join(channel.name for channel in fitted.target_channels)} by {net}{lead}"
 
 
 def places_of(fitted: Fitted) -> Places:

@@ -43,7 +43,6 @@ from smoe.training.task import (
     evaluate,
     load_batches,
     metric_names,
-    num_samples,
     sum_over_processes,
 )
 
@@ -109,9 +108,7 @@ class Loop:
         loss_total = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
         self.state, self.stored = RunState(Stopping(plan), loss_total), "no state yet"
         process, num_processes = self.accelerator.process_index, self.accelerator.num_processes
-        self.batches = ShuffledBatches(
-            num_samples(task.splits["train"]), plan.batch_size, task.seed, process, num_processes
-        )
+        self.batches = ShuffledBatches(len(task.splits["train"]), plan.batch_size, task.seed, process, num_processes)
         if process:
             # The processes hold the same weights, but draw noise of their own.
             torch.manual_seed(task.seed + process)
@@ -283,10 +280,10 @@ class Loop:
         if not task.compares_routing:
             return []
         # No more than a training pass of a process, whose memory there is; as many for each, for the same passes.
-        num_taken = min(_MOST_SAMPLES, self.plan.batch_size // num_processes, num_samples(samples) // num_processes)
+        num_taken = min(_MOST_SAMPLES, self.plan.batch_size // num_processes, len(samples) // num_processes)
         if num_taken == 0:
             return []
-        spread = torch.linspace(0, num_samples(samples) - 1, num_taken * num_processes).long().tolist()
+        spread = torch.linspace(0, len(samples) - 1, num_taken * num_processes).long().tolist()
         chosen = spread[process::num_processes]
         ((input, target),) = load_batches(samples, [chosen], task.collate, self.accelerator.device)
         with self.accelerator.autocast():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -115,7 +115,7 @@ class Task:
     optimizer: torch.optim.Optimizer
     loss: Callable[[Tensor, Tensor], Tensor]
     metrics: Sequence[Metric]  # of the validation split after each epoch and of the test split at the end
-    splits: Mapping[str, Dataset[Any]]
+    splits: Mapping[str, Any]
     collate: Collate
     seed: int  # of the shuffles
     auxiliary_loss: Callable[[nn.Module], Tensor] | None = None  # of the model after its pass, added to the loss
@@ -197,15 +197,9 @@ def load_batches(
         yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
 
 
-def num_samples(samples: Dataset[Any]) -> int:
-    if not isinstance(samples, Sized):
-        raise TypeError(f"{type(samples).__name__} has no length")
-    return len(samples)
-
-
 def predict(
     model: nn.Module,
-    samples: Dataset[Any],
+    samples: Any,
     batch_size: int,
     *,
     collate: Collate = default_collate,
@@ -223,7 +217,7 @@ def predict(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if device is None:
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    batches = BatchSampler(range(process, num_samples(samples), num_processes), batch_size, drop_last=False)
+    batches = BatchSampler(range(process, len(samples), num_processes), batch_size, drop_last=False)
     model.eval()
     for input, target in load_batches(samples, batches, collate, device, num_workers):
         # Not around the loop: the caller's code between two batches keeps its own mode.
@@ -240,7 +234,7 @@ def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
 def evaluate(
     accelerator: Accelerator,
     model: nn.Module,
-    samples: Dataset[Any],
+    samples: Any,
     metrics: Sequence[Metric],
     collate: Collate,
     batch_size: int,

@@ -25,7 +25,7 @@ from smoe.reports.read_fit import (
 )
 from smoe.reports.run_report import ErrorMap, Monitor, Places, RunReport, ScoreRow, ScoreSheet
 from smoe.training.run_directory import Record, RunDirectory
-from smoe.training.task import MetricSums, load_batches, num_samples
+from smoe.training.task import MetricSums, load_batches
 from smoe_paper.experiments.experiment import Experiment, Notify, ReportParts, experiment_of
 from smoe_paper.experiments.runs import CheckpointName, data_paths, open_run, read_recipe
 from smoe_paper.experiments.tables import PublishedResult
@@ -105,7 +105,7 @@ def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, 
     """Reads a split once."""
     task, plan = run.task, run.recipe.training
     samples = task.splits[split]
-    batches = BatchSampler(range(num_samples(samples)), plan.evaluation_batch_size, drop_last=False)
+    batches = BatchSampler(range(len(samples)), plan.evaluation_batch_size, drop_last=False)
     # One for inputs and one for targets: the result must not depend on the size of the batches.
     digests = (hashlib.sha256(), hashlib.sha256())
     sums: MetricSums | None = MetricSums(task.metrics)
