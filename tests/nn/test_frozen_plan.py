@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
-import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable
@@ -142,25 +141,6 @@ def test_an_exported_program_finds_the_plan() -> None:
     program = torch.export.export(frozen, (input,)).module()
     forget()
     assert tiles_sorted(program, input, expected) == 0
-
-
-def _pass_in_child(frozen: nn.Module, input: torch.Tensor, expected: torch.Tensor, results) -> None:
-    results.put(tiles_sorted(frozen, input, expected))
-
-
-def test_a_forked_process_has_the_plans_of_its_parent() -> None:
-    network, input = make_network("plane")
-    frozen = smoe.freeze(network)
-    with torch.no_grad():
-        expected = frozen(input)
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    process = context.Process(target=_pass_in_child, args=(frozen, input, expected, results))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert results.get() == 0
-    assert tiles_sorted(frozen, input, expected) == 0
 
 
 def test_plans_are_held_and_released_while_others_convolve() -> None:

@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm
@@ -122,17 +121,6 @@ def test_pruned_and_normalised_experts() -> None:
     before = net.eval()(X)
     prune.remove(net[0], "weight")
     torch.testing.assert_close(net(X), before)
-
-
-def test_accelerate_trains_as_a_loop_does() -> None:
-    net, twin = small_net(), small_net()
-    accelerator = Accelerator(cpu=True)
-    wrapped, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=1e-2))
-    for _ in some_steps(twin):
-        optimizer.zero_grad()
-        accelerator.backward(loss_of(wrapped))
-        optimizer.step()
-    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in net.state_dict().items())
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own advice and deprecations

@@ -38,7 +38,9 @@ def test_expert_nobody_chose_gets_no_gradient(per_sample):
     assert gradient[6:].abs().max() == 0
 
 
-def draw_and_compare(data: st.DataObject) -> None:
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_and_option(data):
     num_experts = data.draw(st.integers(1, 9), "X")
     odd = st.sampled_from([1, 3, 5])
     case = Case(
@@ -54,19 +56,6 @@ def draw_and_compare(data: st.DataObject) -> None:
         per_sample=data.draw(st.booleans(), "per_sample"),
     )
     compare_with_definition(case, data.draw(st.sampled_from([torch.float32, torch.float64]), "dtype"))
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_any_shape_and_option(data):
-    draw_and_compare(data)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
-@given(data=st.data())
-def test_any_shape_and_option_a_thousand_times(data):
-    draw_and_compare(data)
 
 
 INPUT, WEIGHT, INDICES = torch.zeros(2, 3, 4, 5), torch.zeros(6, 3, 3, 3), torch.zeros(1, 1, 20, dtype=torch.int32)

@@ -179,30 +179,6 @@ def test_a_schedule_of_the_temperature_goes_on_counting() -> None:
     assert layer._learner.counters["num_steps"] == 0
 
 
-def test_a_gate_finds_the_regions() -> None:
-    torch.manual_seed(0)
-    truth = torch.zeros(GRID, dtype=torch.int64)
-    truth[:, 3:] = 1
-    layer = smoe.SpatialMoE2d.from_experts(
-        2, 4, 2, gate=FactorisedGate(4, 2, GRID), rule=StraightThrough(share=1.0), bias=False
-    )
-    teacher = torch.randn(4, 2, 3, 3)
-    steps = torch.optim.SGD(layer.parameters(), lr=0.1)
-    for _ in range(400):
-        input = torch.randn(16, 2, *GRID)
-        outputs = F.conv2d(input, teacher, padding=1).unflatten(1, (2, 2))
-        target = outputs.gather(2, truth.expand(16, 2, 1, *GRID)).squeeze(2)
-        loss = F.mse_loss(layer(input), target)
-        steps.zero_grad()
-        loss.backward()
-        steps.step()
-    indices = layer.routing().indices
-    for slot in range(2):
-        is_second = indices[slot] == 2 * slot + 1
-        num_right = int((is_second == truth.bool()).sum())
-        assert max(num_right, 30 - num_right) >= 28
-
-
 def test_a_gate_that_looks_at_its_input_is_refused() -> None:
     gate = ConvGate(2, 4, 2, order="families")
     with pytest.raises(ValueError, match="neither looks at its input nor adds noise, got a ConvGate"):
@@ -266,29 +242,6 @@ def test_families_of_large_grids_come_after_one_another(name: str, monkeypatch: 
     for one, other in zip(parts.gate.numbers(), whole.gate.numbers(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
     assert torch.equal(parts.gate.decide(None).indices, whole.eval().gate.decide(None).indices)
-
-
-def test_a_gate_of_ones_own_learns_by_steps_of_its_own() -> None:
-    class Bands(smoe.SpatialGate):
-        """Scores that depend on the row only, by a small network."""
-
-        def __init__(self) -> None:
-            super().__init__(4, 2, order="families")
-            self.net = nn.Linear(1, 4)
-
-        def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
-            rows = torch.linspace(-1.0, 1.0, GRID[0])[:, None]
-            return self.net(rows).T[:, :, None].expand(-1, -1, GRID[1])
-
-    layer = smoe.SpatialMoE2d(2, 2, gate=Bands(), local_affine=False)
-    nn.init.normal_(layer.weight)
-    assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    before = layer.gate.get_buffer("net.weight").detach().clone()
-    layer(torch.randn(4, 2, *GRID)).square().mean().backward()
-    optimizer.step()
-    moved = (layer.gate.get_buffer("net.weight") - before).abs()
-    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-3, atol=0.0)
 
 
 def _geometries() -> dict[str, tuple[Any, ...]]:
