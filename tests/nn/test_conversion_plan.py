@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,17 @@ X = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(0))
 
 def conv() -> nn.Conv2d:
     return nn.Conv2d(4, 4, 3, padding=1)
+
+
+class Uses(nn.Module):
+    """A function of a convolution and of the inputs."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.conv, self.function = conv(), function
+
+    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return self.function(self.conv, *inputs, **named)
 
 
 def test_a_module_under_several_names_stays_one_module() -> None:
@@ -47,16 +59,9 @@ def test_a_module_under_several_names_stays_one_module() -> None:
 
 
 def test_a_convolution_on_several_grids_is_left() -> None:
-    class Pyramid(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Conv2d(2, 2, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(x).sum() + self.head(F.avg_pool2d(x, 2)).sum()
-
-    with pytest.raises(ValueError, match=r"head: left, it works on several grids, \(8, 8\), \(4, 4\)"):
-        smoe.convert(Pyramid(), example_input=torch.randn(1, 2, 8, 8), rule=RC, order="score")
+    pyramid = Uses(lambda conv, x: conv(x).sum() + conv(F.avg_pool2d(x, 2)).sum())
+    with pytest.raises(ValueError, match=r"conv: left, it works on several grids, \(6, 5\), \(3, 2\)"):
+        smoe.convert(pyramid, example_input=X, rule=RC, order="score")
 
 
 def test_weight_normalisation_is_kept() -> None:
@@ -178,28 +183,9 @@ def test_what_does_more_than_convolve_is_left(module: nn.Module, reason: str) ->
 
 @pytest.mark.parametrize("example", [(X, X), {"x": X, "offset": X}])
 def test_networks_of_several_inputs(example: Any) -> None:
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = conv()
-
-        def forward(self, x: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-            return self.conv(x) + offset
-
-    model = Sum().eval()
+    model = Uses(lambda conv, x, offset: conv(x) + offset).eval()
     converted = smoe.convert(model, example_input=example, start="filters", rule=RC)
     torch.testing.assert_close(converted(X, X), model(X, X), rtol=1e-5, atol=1e-5)
-
-
-class Twice(nn.Module):
-    """A convolution with and without a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = conv()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x) + self.conv(x[0])
 
 
 class Autocast(nn.Sequential):
@@ -244,7 +230,7 @@ def marked() -> nn.Module:
         ),
         (marked(), X, "its filters are a Marked"),
         (without_inputs(), X[:, :0], "its filters are empty"),
-        (Twice(), X, "no batch"),
+        (Uses(lambda conv, x: conv(x) + conv(x[0])), X, "no batch"),
         (conv(), X[0], "the model itself: left, no batch"),
     ],
 )
