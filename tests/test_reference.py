@@ -66,13 +66,13 @@ def test_the_default_layer_takes_the_same_steps(num_candidates: int) -> None:
         torch.testing.assert_close(found_gradient, input_gradient)
         for each in optimizers:
             each.step()
-        page.own_step()
+        page.step_gate()
     state = layer.state_dict()
     torch.testing.assert_close(state["weight"], page.weight.detach().flatten(0, 1))
     torch.testing.assert_close(state["bias"], page.bias.detach().flatten())
     for name in ("scale", "offset"):
         start = 1.0 if name == "scale" else 0.0
         assert (state[f"_affine.{name}"] - start).abs().max() > 1e-3
-        torch.testing.assert_close(state[f"_affine.{name}"], page.get_buffer(name).detach())
+        torch.testing.assert_close(state[f"_affine.{name}"], page.get_parameter(name).detach())
     torch.testing.assert_close(state["gate.keys"], page.get_buffer("keys").detach().flatten(0, 1))
     torch.testing.assert_close(state["gate.embedding.values"], page.get_buffer("embedding").detach())

@@ -82,10 +82,10 @@ class FamilyMoE2d(nn.Module):
 
     The score of a candidate is the product of its key and the pixel's embedding, plus noise in training, so that
     candidates that are nearly as good take part. The candidates of a family start equal: the layer is a convolution.
-    Each output channel and pixel has a scale and an offset. These, keys and embedding are buffers, which no optimiser
-    of the user changes. They learn by steps of their own, of 0.1 in units of the scores, and of 0.03 times the share of
-    the mean gradient that is no noise: call `own_step` after the optimiser's. (The layer of the library needs no call.)
-    E is `out_channels`, at least 2, K is `num_candidates`; a key and an embedding have `rank` numbers.
+    Each output channel and pixel has a scale and an offset. Keys and embedding are buffers, which no optimiser of the
+    user changes. They learn by steps of their own, of 0.1 in units of the scores: call `step_gate` after the
+    optimiser's step. (The layer of the library needs no call, and takes smaller steps where a schedule ends.) E is
+    `out_channels`, at least 2, K is `num_candidates`; a key and an embedding have `rank` numbers.
     """
 
     def __init__(
@@ -102,26 +102,17 @@ class FamilyMoE2d(nn.Module):
         filters = nn.init.kaiming_uniform_(torch.empty(out_channels, in_channels, 3, 3), nonlinearity="relu")
         self.weight = nn.Parameter(filters[:, None].repeat(1, num_candidates, 1, 1, 1))
         self.bias = nn.Parameter(torch.zeros(out_channels, num_candidates))
-        self.register_buffer("scale", torch.ones(out_channels, *spatial_shape, requires_grad=True))
-        self.register_buffer("offset", torch.zeros(out_channels, *spatial_shape, requires_grad=True))
+        self.scale = nn.Parameter(torch.ones(out_channels, *spatial_shape))
+        self.offset = nn.Parameter(torch.zeros(out_channels, *spatial_shape))
         keys = torch.randn(out_channels, num_candidates, rank) / rank**0.5
         embedding = torch.randn(rank, *spatial_shape) * 0.1 / scale
         self.register_buffer("keys", keys.requires_grad_())
         self.register_buffer("embedding", embedding.requires_grad_())
-        maps = [{"params": [each], "noise": 0.0} for each in (self.scale, self.offset)]
-        gate = {"params": [keys, embedding], "lr": 0.1 / scale}
-        self.own_optimizer = torch.optim.Adam([*maps, gate], eps=1e-12)
+        self.own_optimizer = torch.optim.Adam([keys, embedding], lr=0.1 / scale, eps=1e-12)
         self.mean: torch.Tensor | None = None
 
-    def own_step(self) -> None:
-        """One step of gate and maps, by the gradients of all backward passes since the last one."""
-        for group in self.own_optimizer.param_groups[:2]:
-            values = group["params"][0]
-            mean_square = self.own_optimizer.state[values].get("exp_avg", torch.zeros(1)).square().mean()
-            # What the mean square would be if the gradients of different steps were independent.
-            share = 1.0 - group["noise"] / mean_square if mean_square > 0.0 else 0.0
-            group["lr"] = 0.03 * max(0.0, float(share))
-            group["noise"] = 0.9**2 * group["noise"] + 0.1**2 * values.grad.square().mean()
+    def step_gate(self) -> None:
+        """One step of the gate, by the gradients of all backward passes since the last one."""
         self.own_optimizer.step()
         self.own_optimizer.zero_grad()
 

@@ -3,6 +3,7 @@
 // Sums are made of those of stretches, in their order: they do not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "geometry.h"
@@ -20,29 +21,20 @@ double sum_of_squares(const float* values, int64_t count) {
     return sum;
 }
 
-// `unit` and `noise` are one number each, 0 at first; `step` counts this step too.
-void take_step(int64_t size, float* values, const float* gradient, float* mean, float* square, float* unit,
-               float* noise, double step, double rate, bool is_shrunk, int64_t threads) {
+// `unit` is 0 at first; `step` counts this step too.
+void take_step(int64_t size, float* values, const float* gradient, float* mean, float* square, float* unit, double step,
+               double rate, int64_t threads) {
     const int64_t num_stretches = (size + kStretch - 1) / kStretch;
-    std::vector<double> sums(2 * num_stretches);
-    double *of_gradient = sums.data(), *of_mean = of_gradient + num_stretches;
+    std::vector<double> sums(num_stretches);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t n = 0; n < num_stretches; ++n) {
-        const int64_t begin = n * kStretch, count = std::min(kStretch, size - begin);
-        of_gradient[n] = sum_of_squares(gradient + begin, count);
-        of_mean[n] = is_shrunk ? sum_of_squares(mean + begin, count) : 0.0;
+        const int64_t begin = n * kStretch;
+        sums[n] = sum_of_squares(gradient + begin, std::min(kStretch, size - begin));
     }
-    double found = 0.0, known = 0.0;
-    for (int64_t n = 0; n < num_stretches; ++n) found += of_gradient[n], known += of_mean[n];
-    found /= static_cast<double>(size), known /= static_cast<double>(size);
+    const double found = std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0) / static_cast<double>(size));
     if (!std::isfinite(found)) return;
-    if (*unit == 0.0f) *unit = static_cast<float>(std::sqrt(found));
+    if (*unit == 0.0f) *unit = static_cast<float>(found);
     if (*unit == 0.0f) return;
-    if (is_shrunk) {
-        rate *= known > 0.0 ? std::max(0.0, 1.0 - *noise / known) : 0.0;
-        const double share = (1.0 - kBeta1) / *unit;
-        *noise = static_cast<float>(kBeta1 * kBeta1 * *noise + share * share * found);
-    }
     const float scale = 1.0f / *unit;
     const float move = static_cast<float>(rate / (1.0 - std::pow(kBeta1, step)));
     const float root = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(kBeta2, step)));
@@ -67,15 +59,14 @@ void take_step(int64_t size, float* values, const float* gradient, float* mean, 
 extern "C" {
 
 // Tensors whose gradient is null stay as they are.
-int smoe_own_steps(int64_t count, const int64_t* sizes, float* const* values, const float* const* gradients,
-                   float* moments, float* units, float* noise, const int64_t* num_steps, double rate, int64_t is_shrunk,
-                   int64_t threads) {
+int smoe_take_steps(int64_t count, const int64_t* sizes, float* const* values, const float* const* gradients,
+                    float* moments, float* units, const int64_t* num_steps, double rate, int64_t threads) {
     int64_t total = 0;
     for (int64_t n = 0; n < count; ++n) total += sizes[n];
     for (int64_t n = 0; n < count; ++n) {
         if (gradients[n] != nullptr && sizes[n] > 0) {
-            take_step(sizes[n], values[n], gradients[n], moments, moments + total, units + n, noise + n,
-                      static_cast<double>(*num_steps), rate, is_shrunk != 0, threads);
+            take_step(sizes[n], values[n], gradients[n], moments, moments + total, units + n,
+                      static_cast<double>(*num_steps), rate, threads);
         }
         moments += sizes[n];
     }

@@ -30,7 +30,6 @@ from torch import nn
 from smoe.nn._fixed_gates import DecidedGate
 from smoe.nn._gate import SpatialGate, host_normal
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
-from smoe.nn._own_steps import SelfTaught
 from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
@@ -106,10 +105,8 @@ def default_bias(gate: SpatialGate, *, is_default_rule: bool) -> BiasOwner | boo
     return "expert" if gate.order == "families" or is_default_rule else False
 
 
-class LocalAffine(SelfTaught):
+class LocalAffine(nn.Module):
     """Multiplies each channel by a learned number at each pixel, and adds another.
-
-    In a layer with the rule `StraightThrough` both are buffers, which take steps of their own, as the gate does.
 
     Args:
         num_channels: C, the number of channels.
@@ -117,9 +114,6 @@ class LocalAffine(SelfTaught):
         device: Device of the parameters.
         dtype: Dtype of the parameters.
     """
-
-    step_size = 0.03
-    is_shrunk = True
 
     def __init__(
         self,
@@ -139,17 +133,6 @@ class LocalAffine(SelfTaught):
         """Sets the scale to 1 and the offset to 0: the layer returns its input."""
         nn.init.ones_(self.scale)
         nn.init.zeros_(self.offset)
-        if self.steps is not None:
-            self.steps.restart()
-
-    @torch.no_grad()
-    def as_parameters(self) -> LocalAffine:
-        """The same map, learned by the user's optimiser."""
-        num_channels, *spatial_shape = self.scale.shape
-        new = LocalAffine(num_channels, tuple(spatial_shape), device=self.scale.device, dtype=self.scale.dtype)
-        new.scale.copy_(self.scale)
-        new.offset.copy_(self.offset)
-        return new.train(self.training)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, *grid)` to the same shape."""
@@ -394,8 +377,6 @@ class FilterBank(RoutedLayer):
             if gate.spatial_shape is None:
                 raise ValueError(f"local_affine needs a gate that was made for a grid, got {type(gate).__name__}")
             self._affine = LocalAffine(self.out_channels, gate.spatial_shape, device=device, dtype=dtype)
-            if isinstance(rule, StraightThrough):
-                self._affine.learn_alone(self)
         if self.weight.device != self._signal.num_nonfinite.device:
             self._signal.to(self.weight.device)
         self.reset_parameters()
@@ -447,8 +428,6 @@ class FilterBank(RoutedLayer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if self._affine is not None and self._affine.steps is not None:
-            self._affine.learn_alone(self)
         self._plan_routing()
 
     def _load_from_state_dict(
@@ -478,13 +457,9 @@ class FilterBank(RoutedLayer):
         """Adds the bias of the slots to `(B, E * F, *grid)` and applies the local affine map."""
         if self.bias is not None and self._bias_owner == "slot":
             output = output + self.bias.to(output.dtype).view(-1, *(1,) * (output.ndim - 2))
-        affine = self._affine
-        if affine is None:
+        if self._affine is None:
             return output
-        scale, offset = affine.scale, affine.offset
-        # Buffers learn where the gate may: in training, beside a parameter that learns.
-        if affine.steps is not None and not (self.training and self._trained_parameter() is not None):
-            scale, offset = scale.detach(), offset.detach()
+        scale, offset = self._affine.scale, self._affine.offset
         if pixels is not None:
             scale, offset = scale[:, pixels], offset[:, pixels]
         return local_affine(output, scale.to(output.dtype), offset.to(output.dtype))
@@ -544,18 +519,8 @@ class FilterBank(RoutedLayer):
         weight = self._parameters.get("weight")
         return weight if weight is not None and weight.requires_grad else super()._trained_parameter()
 
-    def _begin_pass(self) -> None:
-        super()._begin_pass()
-        if self._affine is not None and self._affine.steps is not None:
-            self._affine.begin_pass()
-
     def _see(self, source: torch.Tensor) -> None:
         """Notes the mean of the first source."""
-        affine = self._affine
-        if affine is not None and affine.steps is not None and not torch.compiler.is_compiling():
-            affine.begin_pass()
-            if not affine._is_led:
-                affine.note_pass(self, self._trained_parameter())
         if self._input_mean is not None and not self._input_mean.counters["is_set"] and not has_transforms():
             self._input_mean.set(source, self.weight)
 

@@ -57,8 +57,6 @@ def freeze(model: Model) -> Model:
         layer.freeze()
         if isinstance(layer, FilterBank):
             layer._fold_mean()
-            if layer._affine is not None:
-                layer._affine = layer._affine.as_parameters()
     for layer in layers:
         gate = layer.gate
         needs_scores = layer._weighted or layer._active_damping is not None or gate.looks_at_input

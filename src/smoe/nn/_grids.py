@@ -132,8 +132,7 @@ def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -
     layer._plan_routing()
     affine = layer._affine if isinstance(layer, GridMoE) else None
     if affine is not None and tuple(affine.scale.shape[1:]) != grid:
-        affine.replace_numbers("scale", resize(affine.scale))
-        affine.replace_numbers("offset", resize(affine.offset))
+        affine.scale, affine.offset = resize(affine.scale), resize(affine.offset)
 
 
 def _resize_gate(

@@ -1,4 +1,4 @@
-"""The steps by which gates and affine maps learn beside the user's optimiser, as batch normalisation keeps statistics.
+"""The steps by which gates learn beside the user's optimiser, as batch normalisation keeps statistics.
 
 The numbers of a module that learns so are buffers: no optimiser, learning rate, weight decay or clipping touches them,
 and wrappers for several processes treat them as statistics. Backward passes add up their gradients as those of
@@ -48,7 +48,6 @@ class Steps(Memory):
 
     moments: torch.Tensor
     units: torch.Tensor
-    noise: torch.Tensor
     num_steps: torch.Tensor
 
     def __init__(self, numbers: list[torch.Tensor]) -> None:
@@ -57,50 +56,36 @@ class Steps(Memory):
         # Mean gradients and mean squares of all tensors, one behind the other.
         self.register_buffer("moments", first.new_zeros(2, sum(map(torch.numel, numbers)), requires_grad=False))
         self.register_buffer("units", torch.zeros(len(numbers), device=first.device))
-        # Mean square that the mean gradients would have if those of different steps had nothing in common.
-        self.register_buffer("noise", torch.zeros(len(numbers), device=first.device))
         self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64, device=first.device))
 
     @torch.no_grad()
-    def take(
-        self, numbers: list[torch.Tensor], size: float, is_due: torch.Tensor | None = None, *, is_shrunk: bool = False
-    ) -> None:
+    def take(self, numbers: list[torch.Tensor], size: float, is_due: torch.Tensor | None = None) -> None:
         """Moves the tensors against their gradients.
 
         Args:
             numbers: The tensors.
             size: Size of a step.
             is_due: Whether there is a step at all, a scalar that is not read on the host; None if there is.
-            is_shrunk: Multiply the size by the share of the mean gradient's square, over a tensor, that is no noise
-                (the estimator of James and Stein).
         """
         self.num_steps.add_(1 if is_due is None else is_due)
         # Neither way below does.
         torch.autograd.graph.increment_version([values for values in numbers if values.grad is not None])
-        if is_due is None and self._take_native(numbers, size, is_shrunk=is_shrunk):
+        if is_due is None and self._take_native(numbers, size):
             return
         moments = self.moments.split([values.numel() for values in numbers], dim=1)
-        for values, (mean, square), unit, noise in zip(numbers, moments, self.units, self.noise, strict=True):
+        for values, (mean, square), unit in zip(numbers, moments, self.units, strict=True):
             if values.grad is None:
                 continue
-            root = math.sqrt(max(1, values.numel()))
-            size_found = torch.linalg.vector_norm(values.grad) / root
+            size_found = torch.linalg.vector_norm(values.grad) / math.sqrt(max(1, values.numel()))
             unit.copy_(torch.where(unit == 0.0, size_found.nan_to_num(0.0, 0.0, 0.0), unit))
             # No step by a gradient that is not finite, nor by zeros that no other gradient came before.
             is_skipped = (unit == 0.0) | (size_found - size_found != 0.0)
             if is_due is not None:
                 is_skipped |= is_due == 0
-            rate: Any = size
-            if is_shrunk:
-                # Without steps before, nothing is known: 0 / 0.
-                share = 1.0 - noise / (torch.linalg.vector_norm(mean) / root).square()
-                rate = size * share.nan_to_num(0.0).clamp(min=0.0)
-                new = _BETAS[0] ** 2 * noise + ((1.0 - _BETAS[0]) * size_found / unit).square()
-                noise.copy_(torch.where(is_skipped, noise, new))
             torch._fused_adam_(
                 *([values], [values.grad], [mean.view_as(values)], [square.view_as(values)], []),
                 [self.num_steps.float()],
-                lr=rate,
+                lr=size,
                 beta1=_BETAS[0],
                 beta2=_BETAS[1],
                 weight_decay=0.0,
@@ -111,7 +96,7 @@ class Steps(Memory):
                 found_inf=is_skipped.float(),
             )
 
-    def _take_native(self, numbers: list[torch.Tensor], size: float, *, is_shrunk: bool) -> bool:
+    def _take_native(self, numbers: list[torch.Tensor], size: float) -> bool:
         """The same by one call of a kernel; False if there is none for these tensors."""
         gradients = [None if values.grad is None else values.grad.contiguous() for values in numbers]
         library = None if is_observed() else library_for(self.moments, self.units, *numbers)
@@ -119,11 +104,10 @@ class Steps(Memory):
             return False
         pointers = ctypes.c_void_p * len(numbers)
         return library.call(
-            *("smoe_own_steps", len(numbers), (ctypes.c_int64 * len(numbers))(*map(torch.numel, numbers))),
+            *("smoe_take_steps", len(numbers), (ctypes.c_int64 * len(numbers))(*map(torch.numel, numbers))),
             pointers(*map(torch.Tensor.data_ptr, numbers)),
             pointers(*(0 if gradient is None else gradient.data_ptr() for gradient in gradients)),
-            *(self.moments, self.units, self.noise, self.num_steps, ctypes.c_double(size), int(is_shrunk)),
-            num_threads(),
+            *(self.moments, self.units, self.num_steps, ctypes.c_double(size), num_threads()),
         )
 
 
@@ -135,9 +119,6 @@ class SelfTaught(SharedModule):
 
     step_size: float = 1e-2
     """Change of a number in one step."""
-
-    is_shrunk: bool = False
-    """Whether a step is smaller the more its gradients are noise."""
 
     steps: Steps | None
 
@@ -375,7 +356,7 @@ def _take_steps(modules: list[SelfTaught]) -> None:
     if not has_process_group():
         for module in modules:
             assert module.steps is not None
-            module.steps.take(module._own(), module._pace * module.step_size, is_shrunk=module.is_shrunk)
+            module.steps.take(module._own(), module._pace * module.step_size)
             module._forget()
         return
     if not modules:
@@ -395,5 +376,5 @@ def _take_steps(modules: list[SelfTaught]) -> None:
         numbers = module._own()
         for values in numbers:
             values.grad = next(found).view_as(values).to(values.dtype)
-        module.steps.take(numbers, module._pace * module.step_size, is_due, is_shrunk=module.is_shrunk)
+        module.steps.take(numbers, module._pace * module.step_size, is_due)
         module._forget()

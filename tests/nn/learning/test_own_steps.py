@@ -44,7 +44,7 @@ def loss_of(net: nn.Module, seed: int = 0) -> torch.Tensor:
 
 
 def numbers(net: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in net.named_buffers() if "gate" in name or "affine" in name}
+    return {name: value.detach().clone() for name, value in net.named_buffers() if "gate" in name}
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], **tolerance: Any) -> None:
@@ -62,7 +62,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, firs
 
 def test_numbers_of_the_gate_are_buffers_that_move_by_a_hundredth_in_each_step() -> None:
     net = make_net()
-    assert {name.rpartition(".")[2] for name, _ in net.named_parameters()} == {"weight", "bias"}
+    assert {name.rpartition(".")[2] for name, _ in net.named_parameters()} == {"weight", "bias", "scale", "offset"}
     before = numbers(net)
     train(net, torch.optim.SGD(net.parameters(), 1e-9), steps=1)
     moved = (numbers(net)["0.gate.keys"] - before["0.gate.keys"]).abs()
@@ -377,42 +377,8 @@ def test_a_compiled_layer_takes_the_same_steps(batch: int, num_steps: int) -> No
     assert_same(numbers(twin), numbers(plain), rtol=1e-3, atol=1e-5)
 
 
-def test_maps_follow_steady_gradients_and_leave_noise() -> None:
-    changes = []
-    for is_steady in (True, False):
-        layer = smoe.SpatialMoE2d(2, 3, spatial_shape=GRID)
-        optimizer = torch.optim.SGD(layer.parameters(), 0.0)
-        for step in range(60):
-            optimizer.zero_grad()
-            generator = torch.Generator().manual_seed(0 if is_steady else step)
-            (layer(data(step)[0]) * torch.randn(3, *GRID, generator=generator)).sum().backward()
-            optimizer.step()
-        assert layer._affine is not None
-        changes.append(float(layer._affine.offset.detach().abs().mean()))
-    steady, noisy = changes
-    assert steady > 1.5  # 60 steps of 0.03
-    assert noisy < 0.05 * steady
-
-
-def test_maps_learn_beside_a_frozen_gate_and_not_without_the_layer() -> None:
-    layer = smoe.SpatialMoE2d(2, 3, spatial_shape=GRID).freeze()
-    assert layer._affine is not None
-    train(layer, torch.optim.SGD(layer.parameters(), 0.0), steps=5)
-    learned = layer._affine.offset.detach().clone()
-    assert learned.abs().max() > 0.0
-    layer.eval()
-    (gradient,) = torch.autograd.grad(loss_of(layer), [layer.weight])
-    assert gradient.abs().max() > 0.0 and layer._affine.offset.grad is None
-    layer.train().requires_grad_(False)
-    assert not layer(data()[0]).requires_grad
-    frozen = smoe.freeze(layer)
-    torch.testing.assert_close(frozen.get_parameter("_affine.offset").detach(), learned)
-    torch.testing.assert_close(frozen(data()[0]), layer.eval()(data()[0]))
-
-
 @pytest.mark.parametrize("shape", [(5, 7), (3, 2741)], ids=str)
-@pytest.mark.parametrize("is_shrunk", [False, True])
-def test_steps_of_the_kernel_are_those_by_tensors(is_shrunk: bool, shape: tuple[int, int]) -> None:
+def test_steps_of_the_kernel_are_those_by_tensors(shape: tuple[int, int]) -> None:
     """Gradients of zeros at the start, infinite and not a number among them; more than one stretch of the kernel."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(shape, generator=generator)
@@ -424,7 +390,7 @@ def test_steps_of_the_kernel_are_those_by_tensors(is_shrunk: bool, shape: tuple[
         for place, is_due in enumerate((None, torch.ones((), dtype=torch.int64))):
             values[place].grad = gradient * (number > 0)
             version = values[place]._version
-            steps[place].take([values[place]], 1e-2, is_due, is_shrunk=is_shrunk)
+            steps[place].take([values[place]], 1e-2, is_due)
             assert values[place]._version > version
         torch.testing.assert_close(*values)
         torch.testing.assert_close(*(dict(each.named_buffers()) for each in steps), rtol=1e-4, atol=1e-5)
