@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from smoe.nn import GridConv2d
+from smoe.nn._filter_bank import local_affine
 from smoe.ops import grid_conv2d, wrap_padding
 from smoe.ops._conv_kernels import unwrap_padding
 from smoe.ops._interpolation import interpolate_axis, interpolate_grid
-from smoe.ops._local_affine import local_affine
 from smoe.ops._routed_conv import _TINY
 
 

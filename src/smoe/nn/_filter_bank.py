@@ -35,8 +35,7 @@ from smoe.nn._shared_parameters import Memory, at_least_float32, change_paramete
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
 from smoe.ops._families import learn_factorised, slot_products
 from smoe.ops._inference import InferenceCall
-from smoe.ops._local_affine import local_affine
-from smoe.ops._operators import has_transforms
+from smoe.ops._operators import has_transforms, is_observed, library_for, num_threads
 from smoe.ops._routing import family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order
 from smoe.rules import Damping, Frozen, RoutingClassification, Rule, StraightThrough, resolve_rule
@@ -103,6 +102,40 @@ def resolve_gate(
 def default_bias(gate: SpatialGate, *, is_default_rule: bool) -> BiasOwner | bool:
     """The owner of the bias: the expert in families and by default, so that the routing decides offsets too."""
     return "expert" if gate.order == "families" or is_default_rule else False
+
+
+def local_affine(input: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """`offset + scale * input`; gradients reach all three.
+
+    Args:
+        input: `(B, ...)`.
+        scale: `(...)`, for all samples.
+        offset: `(...)`.
+    """
+    if torch.is_grad_enabled() and not is_observed() and library_for(input, scale, offset) is not None:
+        return _LocalAffine.apply(input, scale, offset)  # type: ignore[return-value]
+    return torch.addcmul(offset, input, scale)
+
+
+class _LocalAffine(torch.autograd.Function):
+    # PyTorch computes the three gradients one after the other, and stores the product of error and input.
+
+    @staticmethod
+    def forward(ctx, input, scale, offset):
+        ctx.save_for_backward(input, scale)
+        return torch.addcmul(offset, input, scale)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,), (input, scale) = grad_outputs, ctx.saved_tensors
+        library = library_for(error, input, scale)
+        if library is None or torch.is_grad_enabled():
+            return error * scale, (error * input).sum(dim=0), error.sum(dim=0)
+        error, input, scale = error.contiguous(), input.contiguous(), scale.contiguous()
+        by_input, by_scale, by_offset = torch.empty_like(error), torch.empty_like(scale), torch.empty_like(scale)
+        sizes = (len(error), scale.numel(), error, input, scale)
+        library.call("smoe_local_affine_gradient", *sizes, by_input, by_scale, by_offset, num_threads())
+        return by_input, by_scale, by_offset
 
 
 class LocalAffine(nn.Module):
