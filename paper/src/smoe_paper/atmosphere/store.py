@@ -157,7 +157,7 @@ class StoreWriter:
         start = path.stat().st_size - DTYPE.itemsize * prod(shape)
         with path.open("r+b") as file:
             file.seek(start + DTYPE.itemsize * first * prod(shape[1:]))
-            file.write(np.ascontiguousarray(rows, DTYPE))
+            file.write(np.ascontiguousarray(rows, DTYPE).data)
             file.flush()
             os.fsync(file.fileno())
 
