@@ -315,12 +315,14 @@ def _closed(found: Errors, task: str, student: str, course: str, size: int) -> s
 
 
 def _time(found: Errors, student: str, course: str) -> str:
-    rows = [row for (_, s, c, _), each in found.items() if (s, c) == (student, course) for row in each]
-    plain = [row for (_, s, c, _), each in found.items() if (s, c) == ("convolution", course) for row in each]
-    # Side by side, where a student was trained again later.
-    both = {row["commit"] for row in rows} & {row["commit"] for row in plain}
-    seconds = [[row["seconds"] for row in each if not both or row["commit"] in both] for each in (rows, plain)]
-    return f"{statistics.mean(seconds[0]) / statistics.mean(seconds[1]):.1f}" if all(seconds) else "-"
+    """Processor time over the convolution's; of trainings side by side, where a student was trained again later."""
+    rows, plain = (
+        {(task, size, row["seed"]): row for (task, s, c, size), each in found.items() if (s, c) == key for row in each}
+        for key in ((student, course), ("convolution", course))
+    )
+    pairs = [(row, plain[key]) for key, row in rows.items() if key in plain]
+    pairs = [pair for pair in pairs if pair[0]["commit"] == pair[1]["commit"]] or pairs
+    return f"{sum(row['seconds'] for row, _ in pairs) / sum(row['seconds'] for _, row in pairs):.1f}" if pairs else "-"
 
 
 def main(args: list[str] | None = None) -> None:
