@@ -112,7 +112,7 @@ class SpatialGate(SelfTaught, ABC):
         return self.order == "families" and not self.looks_at_input
 
     def draw_again(self, seed: torch.Tensor | None, noise: float) -> Routing:
-        """The same as `draw`, which the next pass may want too."""
+        """Selects as `draw`; a gate may keep the selection and return it until something changes."""
         return self.draw(seed, noise)
 
     def draw(self, seed: torch.Tensor | None, noise: float) -> Routing:

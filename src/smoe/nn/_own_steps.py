@@ -68,7 +68,7 @@ class Steps(Memory):
             is_due: Whether there is a step at all, a scalar that is not read on the host; None if there is.
         """
         self.num_steps.add_(1 if is_due is None else is_due)
-        # Neither way below does.
+        # Neither the kernel nor the fused Adam of PyTorch counts its change.
         torch.autograd.graph.increment_version([values for values in numbers if values.grad is not None])
         if is_due is None and self._take_native(numbers, size):
             return
@@ -131,7 +131,7 @@ class SelfTaught(SharedModule):
         # This module and those inside.
         self._taught: list[SelfTaught] = []
         self._learns = True
-        # Whether an optimiser is known that holds parameters of the layers, and the part of a step that it leaves.
+        # Whether an optimiser is known that holds parameters of the layers, and the factor of the step size.
         self._is_led = False
         self._pace = 1.0
         self._layers: weakref.WeakSet[RoutedLayer] = weakref.WeakSet()
@@ -307,10 +307,10 @@ def _groups(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
 
 
 def _pace(group: dict[str, Any]) -> float:
-    """Part of an own step that the schedule of a group of parameters leaves.
+    """Factor of the step size: 1, and less once the learning rate of the group is below a third of its highest.
 
-    The highest rate is kept in the group, as schedules keep theirs: it is saved with the optimiser, and another one
-    begins anew.
+    The highest rate is stored in the group, as schedulers store `initial_lr`: it is saved with the optimiser, and a new
+    optimiser starts without it.
     """
     rate = group.get("lr")
     if rate is None or (isinstance(rate, torch.Tensor) and not rate.is_cpu):  # not to wait for a device
