@@ -70,7 +70,7 @@ class Fit:
 def run_fit(args: list[str]) -> int:
     options = parse(Fit, args, prog="smoe fit")
 
-    from smoe.regression._fitted import check_folder, is_model_folder
+    from smoe.regression._saved import check_folder, is_model_folder
     from smoe.training.run_directory import RunDirectory
 
     if is_model_folder(options.output):

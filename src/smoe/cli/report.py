@@ -96,7 +96,7 @@ def write_report(options: Report, read: Callable[[Path, str], RunReport]) -> int
 def fit_data(options: Report) -> Mapping[Path, FitData]:
     """Data of fitted models: those that were given, or those of the recorded command, if a run may name them."""
     from smoe.cli.fit import read_open_options
-    from smoe.regression._fitted import is_model_folder
+    from smoe.regression._saved import is_model_folder
     from smoe.reports.read_fit import FitData
 
     data = options.data

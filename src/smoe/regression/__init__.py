@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smoe.regression._fitted import is_model_folder
     from smoe.regression._options import RegressorOptions
     from smoe.regression._regressor import GridRegressor, load
+    from smoe.regression._saved import is_model_folder
     from smoe.regression._scores import ScoreTable
 
 __all__ = ["GridRegressor", "RegressorOptions", "ScoreTable", "is_model_folder", "load"]
@@ -21,7 +21,7 @@ _HOMES = {
     "load": "_regressor",
     "RegressorOptions": "_options",
     "ScoreTable": "_scores",
-    "is_model_folder": "_fitted",
+    "is_model_folder": "_saved",
 }
 
 

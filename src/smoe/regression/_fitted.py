@@ -1,24 +1,16 @@
-"""All that a fitted regressor consists of, what its predictions look like, and its two files."""
+"""All that a fitted regressor consists of, the numbers that it predicts, and what data sets of them look like."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
-from smoe._files import FileLock, LockedError, reason_not_to_write, write_atomically
-from smoe._integrity import checksum
-from smoe._plain import RecipeError, from_plain, to_plain
-from smoe.diagnostics import fixed_choices, fixed_gates
 from smoe.errors import DataError, printable, suggest
 from smoe.gridded import (
     Channel,
@@ -26,38 +18,17 @@ from smoe.gridded import (
     HorizontalGrid,
     MonthTimes,
     NodeGrid,
-    OpenOptions,
     Orientation,
     Period,
-    are_same_units,
     find_month_times,
     import_xarray,
-    open_fields,
 )
-from smoe.meshes import (
-    DESCRIPTION,
-    ROW_COORDINATES,
-    Mesh,
-    mesh_arrays,
-    mesh_from_files,
-    mesh_words,
-    restored_variables,
-    with_mesh,
-)
-from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, Ladder, Spread, num_channels
-from smoe.regression._nets import (
-    NetShape,
-    Regression,
-    count_parameters,
-    count_shared_parameters,
-    make_net,
-    make_plain_net,
-    wrap_own_net,
-)
-from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, RegressorOptions
-from smoe.regression._preparation import Statistics, functions_of, transformed
-from smoe.regression._trees import Trees
-from smoe.version import __version__
+from smoe.losses import gaussian_crps
+from smoe.meshes import DESCRIPTION, ROW_COORDINATES, Mesh, restored_variables, with_mesh
+from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, Ladder, Spread, Trees
+from smoe.regression._nets import NetShape, Regression, count_parameters
+from smoe.regression._options import SIMPLE, Objective, RegressorOptions
+from smoe.regression._preparation import Statistics, functions_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -352,71 +323,6 @@ def best_validation(records: Sequence[Mapping[str, Any]]) -> float | None:
     return min(finite) if finite else None
 
 
-def open_inputs(fitted: Fitted, x: Any, open_options: OpenOptions | None = None) -> FieldSource:
-    """Opens new inputs and compares them with those of the training."""
-    variables = list(dict.fromkeys(channel.variable for channel in fitted.input_channels))
-    dataset = open_fields(x, "inputs", fitted.options.location, variables, open_options)
-    known = [str(name) for name in dataset.data_vars]
-    needed = fitted.dynamic_variables
-    for name in needed:
-        if name not in known:
-            targets = {channel.variable for channel in fitted.target_channels}
-            hint = "; are these the targets?" if targets & set(known) and not set(needed) & set(known) else ""
-            raise DataError(f"the inputs have no variable {name!r}; {suggest(name, known)}{hint}")
-    expected = [channel for channel in fitted.input_channels if not channel.is_static]
-    source = FieldSource(
-        transformed(dataset, fitted.transformed_inputs, fitted.options.transform), needed, "inputs", with_series=True,
-        like=expected,
-    )  # fmt: skip
-    for ours, theirs in zip(expected, source.channels, strict=False):
-        if ours.name != theirs.name:
-            raise DataError(f"the inputs have {theirs.name} where the model was fitted with {ours.name}")
-        if not are_same_units(ours.units, theirs.units):
-            raise DataError(
-                f"{ours.name} is in {theirs.units or '(no units)'!r}, but the model was fitted in "
-                f"{ours.units or '(no units)'!r}: convert it"
-            )
-    if len(source.channels) != len(expected):
-        raise DataError(
-            f"the inputs have {len(source.channels)} channels ({', '.join(c.name for c in source.channels)}), the "
-            f"model was fitted with {len(expected)} ({', '.join(c.name for c in expected)})"
-        )
-    difference = source.grid.difference(fitted.grid)
-    if difference is not None:
-        if not fitted.options.regrid:
-            raise DataError(
-                f"the inputs are on another grid than the model (hash {source.grid.hash} against {fitted.grid.hash}), "
-                f"{difference}; {fitted.grid.remedy}"
-            )
-        source.regrid_to(fitted.grid)
-    if source.labels is not None and source.labels.calendar != fitted.calendar:
-        raise DataError(f"the inputs are in the calendar {source.labels.calendar}, the model in {fitted.calendar}")
-    if fitted.lead_scale is not None and source.lead_times is None:
-        raise DataError("the model was fitted with forecasts of several lead times; the inputs have none")
-    _check_static(fitted, dataset)
-    return source
-
-
-def _check_static(fitted: Fitted, dataset: xr.Dataset) -> None:
-    """Refuses static inputs that are not those that the model keeps, which it predicts from in any case."""
-    kept = [channel for channel in fitted.input_channels if channel.is_static]
-    for name in dict.fromkeys(channel.variable for channel in kept):
-        if name not in dataset.data_vars:
-            continue
-        source = FieldSource(dataset, [name], "inputs")
-        if source.labels is not None or source.grid.difference(fitted.grid) is not None:
-            continue
-        ours = fitted.static[[number for number, channel in enumerate(kept) if channel.variable == name]]
-        theirs = source.read(np.zeros(1, np.int64))[0]
-        # Files round their values differently.
-        margin = 1e-4 * float(np.nanmax(np.abs(ours)))
-        if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=0.0, atol=margin, equal_nan=True):
-            raise DataError(
-                f"{name} of the inputs is not the field that the model was fitted with, which it keeps: leave it out, "
-                "or fit a model for the new one"
-            )
-
-
 def run_net(net: Regression, inputs: np.ndarray) -> np.ndarray:
     """Outputs of a net for normalised inputs `(N, C, H, W)`, on the net's device."""
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
@@ -425,290 +331,103 @@ def run_net(net: Regression, inputs: np.ndarray) -> np.ndarray:
         return net(torch.from_numpy(inputs).to(device)).float().cpu().numpy()
 
 
-def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr.DataArray:
-    """Numbers of the experts at each pixel, as `GridRegressor.routing_map` says."""
-    xr = import_xarray()
-    choices, gates = fixed_choices(fitted.net), fixed_gates(fitted.net)
-    if not choices:
-        raise DataError("the net has no gate whose choices are the same for all inputs")
-    names = list(choices)
-    if isinstance(gate, int):
-        if not -len(names) <= gate < len(names):
-            raise DataError(f"the net has {len(names)} gates, from 0 on: {', '.join(names)}; got {gate}")
-        name = names[gate]
-    else:
-        name = gate
-        if name not in choices:
-            raise DataError(f"the net has no gate {name!r}; {suggest(name, names)}")
-    found = np.asarray(choices[name])
-    if fitted.grid.kind == "mesh":
-        # Nodes are one row.
-        found = found[:, None]
-    rows, columns = fitted.grid.shape
-    if found.shape[1] < rows or found.shape[2] < columns:
-        raise DataError(
-            f"the gate {name} has a grid of {found.shape[1]} x {found.shape[2]}, the data have {rows} x {columns}: "
-            f"name another of {', '.join(names)}, or draw it by smoe.plot_routing"
-        )
-    # The grid of a net may be padded.
-    experts = fitted.layout.orientation.turn_back(found[:, :rows, :columns]).astype(np.int32)
-    if slot is not None and not 0 <= slot < len(experts):
-        raise DataError(f"a pixel selects {len(experts)} experts at {name}: slot must be in [0, {len(experts) - 1}]")
-    values = experts if slot is None else experts[slot]
-    used = np.unique(values)
-    attributes = {
-        "long_name": "selected expert",
-        "flag_values": used,
-        "flag_meanings": " ".join(f"expert_{number}" for number in used),
-        "num_experts": gates[name].num_experts,
-        "gate": name,
-    }
-    if fitted.kept != "net":
-        what = "the plain net predicts" if fitted.keeps_plain else f"{fitted.base} predicts"
-        attributes["comment"] = f"{what}, which was better on validation; this is the routing of the {fitted.net_kind}"
-    row, column = fitted.layout.variables[0][2][-2:]
-    coordinates: dict[str, Any] = {
-        key: (dims, array, attrs)
-        for key, (dims, array, attrs) in fitted.layout.coordinates.items()
-        if set(dims) <= {row, column}
-    }
-    dims = (row, column) if slot is not None else ("slot", row, column)
-    found_map = xr.DataArray(values, dims=dims, coords=coordinates, attrs=attributes, name="routing")
-    if fitted.layout.mesh is None:
-        return found_map
-    return with_mesh(found_map.to_dataset(), *fitted.layout.mesh)["routing"]
+Times = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Times of the inputs and of the targets of some samples, and lead times where they differ."""
 
 
-def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
-    """Coordinates of the rows and columns of a model's grid for pictures; None where a net has another grid."""
-    grid = fitted.grid
-    shapes = {tuple(gate.shape[1:]) for gate in fixed_choices(fitted.net).values()}
-    if grid.kind in ("indexed", "curvilinear", "mesh") or grid.shape not in shapes:
-        return None
-    names = ("latitude", "longitude") if grid.kind == "latitude-longitude" else fitted.layout.variables[0][2][-2:]
-    return dict(zip(names, (grid.rows, grid.columns), strict=True))
+def net_values(fitted: Fitted, net: Regression, inputs: np.ndarray, times: Times, base: np.ndarray) -> np.ndarray:
+    """Predictions of a net on the rung that it corrects, `(N, K, n, H, W)`."""
+    output = run_net(net, fitted.ladder.net_inputs(inputs, base, *times, is_own=fitted.has_own_net))
+    return output_values(output, base, net, fitted.options)
 
 
-FORMAT, VERSION = "smoe-grid-regressor", 1
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-_NEW_WEIGHTS, _LOCK_FILE = "model.safetensors.new", ".save.lock"
-_ARRAY, _TEXT = "@array", "@text"
-# Of a config beside what was learned.
-_BESIDE = ("format", "version", "smoe", "description", "kept", "remarks", "mesh", "weights_sha256")
+def model_values(
+    fitted: Fitted, inputs: np.ndarray, times: Times, rungs: Mapping[str, np.ndarray] | None = None
+) -> np.ndarray:
+    """What the model predicts: the base, and its share of each net."""
+    nets = {name: net for name, net in fitted.nets.items() if fitted.shares[name].any()}
+    if rungs is None:
+        names = dict.fromkeys([fitted.base, *map(fitted.base_of, nets)])
+        rungs = fitted.ladder.predict(inputs, *times, names=list(names))
+    values = {"base": fitted.spread.numbers(rungs[fitted.base], times[1], fitted.options)}
+    for name, net in nets.items():
+        values[name] = net_values(fitted, net, inputs, times, rungs[fitted.base_of(name)])
+    found = mix(values, fitted.shares)
+    widen = fitted.spread.widen[:, None, None]
+    if fitted.options.objective == "gaussian":
+        found[:, :, 1] *= widen
+    elif fitted.options.objective == "quantiles":
+        middle = central(fitted.options, found)[:, :, None]
+        found = middle + (found - middle) * widen[:, None]
+    return finished(fitted, found)
 
 
-def _detached(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
-    """Plain values, from which arrays of numbers are taken out, to `arrays` by their places."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf":
-            return {_TEXT: value.astype(str).tolist()}
-        arrays[place] = value
-        return {_ARRAY: place}
-    if isinstance(value, dict):
-        return {key: _detached(each, f"{place}.{key}" if place else key, arrays) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_detached(each, f"{place}.{number}", arrays) for number, each in enumerate(value)]
-    return value
+def mix(values: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The base, and the shares `(K,)` by which it is replaced by others, `(N, K, n, H, W)`."""
+    found = values["base"].astype(np.float32)
+    for name, share in shares.items():
+        if share.any():
+            found = found + share.astype(np.float32)[:, None, None, None] * (values[name] - values["base"])
+    return found
 
 
-def _attached(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The inverse of `_detached`."""
-    if isinstance(value, list):
-        return [_attached(each, arrays) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {_ARRAY}:
-        return arrays[value[_ARRAY]]
-    return np.asarray(value[_TEXT]) if value.keys() == {_TEXT} else {k: _attached(v, arrays) for k, v in value.items()}
+def finished(fitted: Fitted, values: np.ndarray) -> np.ndarray:
+    """Values `(N, K, n, H, W)` in the units of the targets and within their bounds; NaN where there is no target."""
+    options = fitted.options
+    last = 1 if options.objective == "gaussian" else values.shape[2]
+    values = np.where(fitted.statistics.target_mask[:, None], fitted.inverse(values), np.nan)
+    if options.lower is not None or options.upper is not None:
+        values[:, :, :last] = np.clip(values[:, :, :last], options.lower, options.upper)
+    return values
 
 
-def is_model_folder(path: Path) -> bool:
-    """Whether a folder holds a fitted regressor."""
-    try:
-        return json.loads((path / CONFIG).read_text()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return False
+def output_values(output: np.ndarray, base: np.ndarray, net: Regression, options: RegressorOptions) -> np.ndarray:
+    """Outputs of a net `(N, K * n, H, W)` and the base `(N, K, H, W)` as values in units, `(N, K, n, H, W)`."""
+    scale = net.scale.cpu().numpy()[:, None, None, None]
+    if options.objective == "gaussian":
+        mean, std = (part.numpy() for part in split_gaussian(torch.from_numpy(output)))
+        values = np.stack([mean, std], axis=2) * scale
+        values[:, :, 0] += base
+        return values.astype(np.float32)
+    output = output.reshape(*base.shape[:2], -1, *base.shape[2:])
+    return (np.sort(output, axis=2) * scale + base[:, :, None]).astype(np.float32)
 
 
-def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
-    """Writes a fitted regressor; a stop at any moment leaves a folder with the old model, the new one or none."""
-    from safetensors.torch import save
-
-    if path.exists() and not path.is_dir():
-        raise DataError(f"{path} is a file: choose a folder for the model")
-    if (path / CONFIG).exists() and not overwrite:
-        raise DataError(f"{path} holds a model already: choose another folder, or set overwrite=True")
-    arrays = {} if fitted.mesh is None else mesh_arrays(fitted.mesh)
-    learned = Learned(**{each.name: getattr(fitted, each.name) for each in fields(Learned)})
-    config = _detached(to_plain(learned), "", arrays)
-    for name in MACHINE_OPTIONS:
-        del config["options"][name]
-    tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
-    for prefix, net in (("net", fitted.net), ("plain", fitted.plain), ("alone", fitted.alone)):
-        if net is not None:
-            state = net.state_dict()
-            tensors |= {f"{prefix}.{name}": tensor.detach().cpu().clone() for name, tensor in state.items()}
-    config |= {
-        "format": FORMAT,
-        "version": VERSION,
-        "smoe": __version__,
-        "description": fitted.describe(),
-        "kept": fitted.kept,
-        "remarks": list(fitted.remarks()),
-        "mesh": None if fitted.mesh is None else mesh_words(fitted.mesh),
-    }
-    weights = save(tensors, {"format": "pt"})
-    config = without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})
-    text = json.dumps({**config, "checksum": checksum(config)}, indent=1, allow_nan=False) + "\n"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with FileLock(path / _LOCK_FILE):
-            write_atomically(path / _NEW_WEIGHTS, lambda file: file.write(weights))
-            # From here on the folder holds the new model: until then it holds the old one.
-            write_atomically(path / CONFIG, lambda file: file.write(text.encode()))
-            os.replace(path / _NEW_WEIGHTS, path / WEIGHTS)
-    except LockedError as error:
-        raise DataError(f"{error.holder} saves a model in {path}: choose another folder") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+def central(options: RegressorOptions, values: np.ndarray) -> np.ndarray:
+    """The single best number of predictions `(N, K, n, H, W)`: the mean, or the quantile nearest to the median."""
+    if options.objective != "quantiles":
+        return values[:, :, 0]
+    return values[:, :, int(np.argmin(np.abs(np.asarray(options.quantiles) - 0.5)))]
 
 
-def load_model(path: Path, own_net: nn.Module | None = None, transform: str | None = None) -> Fitted:
-    """Reads what `save_model` wrote."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    config = _read_config(path)
-    try:
-        tensors = load(_read_weights(path, config["weights_sha256"]))
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path / WEIGHTS} is damaged: {error}") from error
-    try:
-        return _build(config, tensors, own_net, transform, path)
-    except DataError:
-        raise
-    except RecipeError as error:
-        raise DataError(f"{path / CONFIG} is not a model's config: {error}") from error
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        raise DataError(f"{path / CONFIG} is not a model's config: {type(error).__name__} {error}") from error
-    except RuntimeError as error:
-        raise DataError(f"the weights in {path} do not fit its config: {' '.join(str(error).split())}") from error
+# Bounds of the logarithm of the spread, in standard deviations of the target.
+_LOWEST, _HIGHEST = -9.0, 9.0
 
 
-def _read_weights(path: Path, digest: str) -> bytes:
-    """The weights that a config names by their SHA-256."""
-    # A process that was killed while it saved has not renamed the weights.
-    for name in (WEIGHTS, _NEW_WEIGHTS):
-        if (path / name).is_file():
-            weights = (path / name).read_bytes()
-            if hashlib.sha256(weights).hexdigest() == digest:
-                return weights
-    if not (path / WEIGHTS).is_file():
-        raise DataError(f"{path} has no {WEIGHTS}")
-    raise DataError(f"{path / WEIGHTS} is damaged, or of another model: its checksum is not that of {CONFIG}")
+def split_gaussian(output: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and spread from `(B, K * 2, H, W)`: two `(B, K, H, W)`."""
+    parts = output.unflatten(1, (-1, 2))
+    return parts[:, :, 0], parts[:, :, 1].clamp(_LOWEST, _HIGHEST).exp()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    place = path / CONFIG
-    if not place.is_file():
-        raise DataError(f"{path} is not a folder of a fitted model: it has no {CONFIG}")
-    try:
-        plain = json.loads(place.read_text())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is damaged: {error}") from error
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        raise DataError(f"{place} is not a model's config")
-    if plain.get("version") != VERSION:
-        raise DataError(f"{place} has version {plain.get('version')} of the format, this smoe reads version {VERSION}")
-    if plain.pop("checksum", None) != checksum(plain):
-        raise DataError(f"{place} was edited or damaged: its checksum does not fit")
-    options = plain.get("options")
-    if isinstance(options, dict):
-        if of_machine := sorted(set(MACHINE_OPTIONS) & set(options)):
-            raise DataError(f"{place} sets {of_machine[0]}, which a model may not choose: remove it")
-        defaults = asdict(RegressorOptions())
-        plain["options"] = {**{name: defaults[name] for name in MACHINE_OPTIONS}, **options}
-    if missing := [name for name in _BESIDE if name not in plain]:
-        raise DataError(f"{place} is not a model's config: it lacks the field {missing[0]!r}")
-    return plain
+def normal_quantiles(levels: Sequence[float]) -> np.ndarray:
+    """Quantiles of the normal distribution."""
+    return math.sqrt(2.0) * torch.erfinv(2.0 * torch.tensor(levels, dtype=torch.float64) - 1.0).numpy()
 
 
-def _build(
-    config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn.Module | None, transform: str | None,
-    path: Path,
-) -> Fitted:  # fmt: skip
-    of_nets = ("net.", "plain.", "alone.")
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(of_nets)}
-    plain = _attached({name: value for name, value in config.items() if name not in _BESIDE}, arrays)
-    learned: Learned = from_plain(Learned, plain)
-    options, shape = learned.options, learned.shape
-    if options.transform == "own":
-        if transform is None:
-            raise DataError(
-                f"{path} was fitted with a transform of its user's own: give it as load(path, transform=(function, "
-                "inverse))"
-            )
-        learned = replace(learned, options=replace(options, transform=transform))
-    mesh = None if config["mesh"] is None else mesh_from_files(config["mesh"], arrays)
-    if learned.has_own_net:
-        if own_net is None:
-            raise DataError(f"{path} was fitted with a net of its user's own: give it as load(path, net=...)")
-        net = wrap_own_net(own_net, shape)
-    else:
-        _check_size(learned, _of(tensors, "net."))
-        net = make_net(shape, options, mesh)
-    net.load_state_dict(_of(tensors, "net."))
-    nets: dict[str, Any] = {"net": net.eval()}
-    for name in ("plain", "alone"):
-        if state := _of(tensors, f"{name}."):
-            nets[name] = make_plain_net(
-                "resnet" if learned.has_own_net else options.net, shape, num_blocks=options.num_blocks,
-                num_parameters=count_shared_parameters(net), mesh=mesh,
-            )  # fmt: skip
-            nets[name].load_state_dict(state)
-            nets[name].eval()
-    return Fitted(**vars(learned), **nets, mesh=mesh)
+def objective_errors(values: Tensor, target: Tensor, kind: Objective, levels: Tensor) -> Tensor:
+    """Error of predictions `(B, K, n, H, W)` by an objective, `(B, K, H, W)`; a gaussian has mean and spread."""
+    if kind == "gaussian":
+        return gaussian_crps(values[:, :, 0], values[:, :, 1], target)
+    below = target[:, :, None] - values
+    if kind == "quantiles":
+        levels = levels.to(values)[:, None, None]
+        return torch.maximum(levels * below, (levels - 1.0) * below).mean(dim=2)
+    return below[:, :, 0].abs() if kind == "mae" else below[:, :, 0].square()
 
 
-def _check_size(learned: Learned, state: dict[str, torch.Tensor]) -> None:
-    """Refuses a config of a net that is larger than the weights beside it, before memory is taken for the net."""
-    options, shape, num_values = learned.options, learned.shape, sum(tensor.numel() for tensor in state.values())
-    # One filter of each expert, without its neighbours.
-    width = shape.in_channels if options.net == "layer" else options.filters
-    least = int(options.filters * options.num_experts) * width
-    if options.net not in SIMPLE and (least > num_values or options.num_blocks > len(state)):
-        raise RuntimeError(
-            f"it describes {options.filters} filters of {options.num_experts:g} experts in {options.num_blocks} "
-            f"blocks, but the weights are {num_values:,} numbers"
-        )
-    num_targets = len(learned.target_channels)
-    num_inputs = num_channels(
-        learned.ladder.design.anomalies.basis, len(learned.input_channels), num_targets,
-        has_lead=learned.lead_scale is not None, is_own=learned.has_own_net,
-    )  # fmt: skip
-    expected = (num_inputs, num_targets * options.outputs_per_target, learned.input_mask.shape[1:])
-    if (shape.in_channels, shape.out_channels, shape.grid) != expected or shape.num_targets != num_targets:
-        raise RuntimeError(f"its net is {shape}, but inputs, targets and grid are {expected}")
-
-
-def _of(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def check_folder(path: Path) -> None:
-    """Refuses a folder that cannot hold a new model, before anything is fitted."""
-    if path.exists() and not path.is_dir():
-        raise DataError(f"{path} is a file: choose a folder")
-    if (path / CONFIG).exists():
-        raise DataError(f"{path} holds a model already: choose another folder")
-    if (reason := reason_not_to_write(path)) is not None:
-        raise DataError(f"{path} cannot be written: {reason}")
-
-
-def without_nan(value: Any) -> Any:
-    """JSON has no NaN and no infinity; they are written as null."""
-    if isinstance(value, dict):
-        return {str(key): without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def errors_in_units(values: np.ndarray, truth: np.ndarray, options: RegressorOptions) -> np.ndarray:
+    """Error of predictions by the objective in the units of the data; NaN where there is no truth."""
+    # Squares of values of any unit.
+    found, target = (torch.from_numpy(each.astype(np.float64)) for each in (values, truth))
+    return objective_errors(found, target, options.objective, torch.tensor(options.quantiles)).numpy()

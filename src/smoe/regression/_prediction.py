@@ -1,35 +1,32 @@
-"""Predictions of a fitted regressor in the units and the layout of its targets, and what is done with them."""
+"""Predictions of a fitted regressor for new inputs, with times and coordinates, and the map of its routing."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from smoe.errors import DataError
+from smoe.diagnostics import fixed_choices, fixed_gates
+from smoe.errors import DataError, suggest
 from smoe.gridded import (
     FieldSource,
     Lead,
+    OpenOptions,
+    are_same_units,
     block_rows,
     describe_position,
     import_xarray,
+    open_fields,
     parse_lead,
 )
-from smoe.losses import gaussian_crps
-from smoe.regression._fitted import Fitted, run_net
-from smoe.regression._nets import Regression
-from smoe.regression._options import Objective, RegressorOptions
-from smoe.regression._preparation import lead_channel, lead_name, memory_limit, without_lead
+from smoe.meshes import with_mesh
+from smoe.regression._fitted import Fitted, Times, model_values
+from smoe.regression._preparation import lead_channel, lead_name, memory_limit, transformed, without_lead
 
 if TYPE_CHECKING:
     import xarray as xr
-
 
 _BATCH = 32
 # Standard deviations from the mean of the training beyond which inputs look like those of another unit.
@@ -44,75 +41,6 @@ def all_channels(fitted: Fitted, dynamic: np.ndarray) -> np.ndarray:
     inputs = np.empty((len(dynamic), len(is_static), *dynamic.shape[2:]), np.float32)
     inputs[:, ~is_static], inputs[:, is_static] = dynamic, fitted.static
     return inputs
-
-
-Times = tuple[np.ndarray, np.ndarray, np.ndarray | None]
-"""Times of the inputs and of the targets of some samples, and lead times where they differ."""
-
-
-def net_values(fitted: Fitted, net: Regression, inputs: np.ndarray, times: Times, base: np.ndarray) -> np.ndarray:
-    """Predictions of a net on the rung that it corrects, `(N, K, n, H, W)`."""
-    output = run_net(net, fitted.ladder.net_inputs(inputs, base, *times, is_own=fitted.has_own_net))
-    return output_values(output, base, net, fitted.options)
-
-
-def model_values(
-    fitted: Fitted, inputs: np.ndarray, times: Times, rungs: Mapping[str, np.ndarray] | None = None
-) -> np.ndarray:
-    """What the model predicts: the base, and its share of each net."""
-    nets = {name: net for name, net in fitted.nets.items() if fitted.shares[name].any()}
-    if rungs is None:
-        names = dict.fromkeys([fitted.base, *map(fitted.base_of, nets)])
-        rungs = fitted.ladder.predict(inputs, *times, names=list(names))
-    values = {"base": fitted.spread.numbers(rungs[fitted.base], times[1], fitted.options)}
-    for name, net in nets.items():
-        values[name] = net_values(fitted, net, inputs, times, rungs[fitted.base_of(name)])
-    found = mix(values, fitted.shares)
-    widen = fitted.spread.widen[:, None, None]
-    if fitted.options.objective == "gaussian":
-        found[:, :, 1] *= widen
-    elif fitted.options.objective == "quantiles":
-        middle = central(fitted.options, found)[:, :, None]
-        found = middle + (found - middle) * widen[:, None]
-    return finished(fitted, found)
-
-
-def mix(values: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The base, and the shares `(K,)` by which it is replaced by others, `(N, K, n, H, W)`."""
-    found = values["base"].astype(np.float32)
-    for name, share in shares.items():
-        if share.any():
-            found = found + share.astype(np.float32)[:, None, None, None] * (values[name] - values["base"])
-    return found
-
-
-def finished(fitted: Fitted, values: np.ndarray) -> np.ndarray:
-    """Values `(N, K, n, H, W)` in the units of the targets and within their bounds; NaN where there is no target."""
-    options = fitted.options
-    last = 1 if options.objective == "gaussian" else values.shape[2]
-    values = np.where(fitted.statistics.target_mask[:, None], fitted.inverse(values), np.nan)
-    if options.lower is not None or options.upper is not None:
-        values[:, :, :last] = np.clip(values[:, :, :last], options.lower, options.upper)
-    return values
-
-
-def output_values(output: np.ndarray, base: np.ndarray, net: Regression, options: RegressorOptions) -> np.ndarray:
-    """Outputs of a net `(N, K * n, H, W)` and the base `(N, K, H, W)` as values in units, `(N, K, n, H, W)`."""
-    scale = net.scale.cpu().numpy()[:, None, None, None]
-    if options.objective == "gaussian":
-        mean, std = (part.numpy() for part in split_gaussian(torch.from_numpy(output)))
-        values = np.stack([mean, std], axis=2) * scale
-        values[:, :, 0] += base
-        return values.astype(np.float32)
-    output = output.reshape(*base.shape[:2], -1, *base.shape[2:])
-    return (np.sort(output, axis=2) * scale + base[:, :, None]).astype(np.float32)
-
-
-def central(options: RegressorOptions, values: np.ndarray) -> np.ndarray:
-    """The single best number of predictions `(N, K, n, H, W)`: the mean, or the quantile nearest to the median."""
-    if options.objective != "quantiles":
-        return values[:, :, 0]
-    return values[:, :, int(np.argmin(np.abs(np.asarray(options.quantiles) - 0.5)))]
 
 
 def find_gaps(fitted: Fitted, inputs: np.ndarray) -> np.ndarray:
@@ -307,34 +235,130 @@ def sample_coordinates(
     return coordinates, (begin, lead), (len(starts), num_leads)
 
 
-# Bounds of the logarithm of the spread, in standard deviations of the target.
-_LOWEST, _HIGHEST = -9.0, 9.0
+def open_inputs(fitted: Fitted, x: Any, open_options: OpenOptions | None = None) -> FieldSource:
+    """Opens new inputs and compares them with those of the training."""
+    variables = list(dict.fromkeys(channel.variable for channel in fitted.input_channels))
+    dataset = open_fields(x, "inputs", fitted.options.location, variables, open_options)
+    known = [str(name) for name in dataset.data_vars]
+    needed = fitted.dynamic_variables
+    for name in needed:
+        if name not in known:
+            targets = {channel.variable for channel in fitted.target_channels}
+            hint = "; are these the targets?" if targets & set(known) and not set(needed) & set(known) else ""
+            raise DataError(f"the inputs have no variable {name!r}; {suggest(name, known)}{hint}")
+    expected = [channel for channel in fitted.input_channels if not channel.is_static]
+    source = FieldSource(
+        transformed(dataset, fitted.transformed_inputs, fitted.options.transform), needed, "inputs", with_series=True,
+        like=expected,
+    )  # fmt: skip
+    for ours, theirs in zip(expected, source.channels, strict=False):
+        if ours.name != theirs.name:
+            raise DataError(f"the inputs have {theirs.name} where the model was fitted with {ours.name}")
+        if not are_same_units(ours.units, theirs.units):
+            raise DataError(
+                f"{ours.name} is in {theirs.units or '(no units)'!r}, but the model was fitted in "
+                f"{ours.units or '(no units)'!r}: convert it"
+            )
+    if len(source.channels) != len(expected):
+        raise DataError(
+            f"the inputs have {len(source.channels)} channels ({', '.join(c.name for c in source.channels)}), the "
+            f"model was fitted with {len(expected)} ({', '.join(c.name for c in expected)})"
+        )
+    difference = source.grid.difference(fitted.grid)
+    if difference is not None:
+        if not fitted.options.regrid:
+            raise DataError(
+                f"the inputs are on another grid than the model (hash {source.grid.hash} against {fitted.grid.hash}), "
+                f"{difference}; {fitted.grid.remedy}"
+            )
+        source.regrid_to(fitted.grid)
+    if source.labels is not None and source.labels.calendar != fitted.calendar:
+        raise DataError(f"the inputs are in the calendar {source.labels.calendar}, the model in {fitted.calendar}")
+    if fitted.lead_scale is not None and source.lead_times is None:
+        raise DataError("the model was fitted with forecasts of several lead times; the inputs have none")
+    _check_static(fitted, dataset)
+    return source
 
 
-def split_gaussian(output: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and spread from `(B, K * 2, H, W)`: two `(B, K, H, W)`."""
-    parts = output.unflatten(1, (-1, 2))
-    return parts[:, :, 0], parts[:, :, 1].clamp(_LOWEST, _HIGHEST).exp()
+def _check_static(fitted: Fitted, dataset: xr.Dataset) -> None:
+    """Refuses static inputs that are not those that the model keeps, which it predicts from in any case."""
+    kept = [channel for channel in fitted.input_channels if channel.is_static]
+    for name in dict.fromkeys(channel.variable for channel in kept):
+        if name not in dataset.data_vars:
+            continue
+        source = FieldSource(dataset, [name], "inputs")
+        if source.labels is not None or source.grid.difference(fitted.grid) is not None:
+            continue
+        ours = fitted.static[[number for number, channel in enumerate(kept) if channel.variable == name]]
+        theirs = source.read(np.zeros(1, np.int64))[0]
+        # Files round their values differently.
+        margin = 1e-4 * float(np.nanmax(np.abs(ours)))
+        if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=0.0, atol=margin, equal_nan=True):
+            raise DataError(
+                f"{name} of the inputs is not the field that the model was fitted with, which it keeps: leave it out, "
+                "or fit a model for the new one"
+            )
 
 
-def normal_quantiles(levels: Sequence[float]) -> np.ndarray:
-    """Quantiles of the normal distribution."""
-    return math.sqrt(2.0) * torch.erfinv(2.0 * torch.tensor(levels, dtype=torch.float64) - 1.0).numpy()
+def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr.DataArray:
+    """Numbers of the experts at each pixel, as `GridRegressor.routing_map` says."""
+    xr = import_xarray()
+    choices, gates = fixed_choices(fitted.net), fixed_gates(fitted.net)
+    if not choices:
+        raise DataError("the net has no gate whose choices are the same for all inputs")
+    names = list(choices)
+    if isinstance(gate, int):
+        if not -len(names) <= gate < len(names):
+            raise DataError(f"the net has {len(names)} gates, from 0 on: {', '.join(names)}; got {gate}")
+        name = names[gate]
+    else:
+        name = gate
+        if name not in choices:
+            raise DataError(f"the net has no gate {name!r}; {suggest(name, names)}")
+    found = np.asarray(choices[name])
+    if fitted.grid.kind == "mesh":
+        # Nodes are one row.
+        found = found[:, None]
+    rows, columns = fitted.grid.shape
+    if found.shape[1] < rows or found.shape[2] < columns:
+        raise DataError(
+            f"the gate {name} has a grid of {found.shape[1]} x {found.shape[2]}, the data have {rows} x {columns}: "
+            f"name another of {', '.join(names)}, or draw it by smoe.plot_routing"
+        )
+    # The grid of a net may be padded.
+    experts = fitted.layout.orientation.turn_back(found[:, :rows, :columns]).astype(np.int32)
+    if slot is not None and not 0 <= slot < len(experts):
+        raise DataError(f"a pixel selects {len(experts)} experts at {name}: slot must be in [0, {len(experts) - 1}]")
+    values = experts if slot is None else experts[slot]
+    used = np.unique(values)
+    attributes = {
+        "long_name": "selected expert",
+        "flag_values": used,
+        "flag_meanings": " ".join(f"expert_{number}" for number in used),
+        "num_experts": gates[name].num_experts,
+        "gate": name,
+    }
+    if fitted.kept != "net":
+        what = "the plain net predicts" if fitted.keeps_plain else f"{fitted.base} predicts"
+        attributes["comment"] = f"{what}, which was better on validation; this is the routing of the {fitted.net_kind}"
+    row, column = fitted.layout.variables[0][2][-2:]
+    coordinates: dict[str, Any] = {
+        key: (dims, array, attrs)
+        for key, (dims, array, attrs) in fitted.layout.coordinates.items()
+        if set(dims) <= {row, column}
+    }
+    dims = (row, column) if slot is not None else ("slot", row, column)
+    found_map = xr.DataArray(values, dims=dims, coords=coordinates, attrs=attributes, name="routing")
+    if fitted.layout.mesh is None:
+        return found_map
+    return with_mesh(found_map.to_dataset(), *fitted.layout.mesh)["routing"]
 
 
-def objective_errors(values: Tensor, target: Tensor, kind: Objective, levels: Tensor) -> Tensor:
-    """Error of predictions `(B, K, n, H, W)` by an objective, `(B, K, H, W)`; a gaussian has mean and spread."""
-    if kind == "gaussian":
-        return gaussian_crps(values[:, :, 0], values[:, :, 1], target)
-    below = target[:, :, None] - values
-    if kind == "quantiles":
-        levels = levels.to(values)[:, None, None]
-        return torch.maximum(levels * below, (levels - 1.0) * below).mean(dim=2)
-    return below[:, :, 0].abs() if kind == "mae" else below[:, :, 0].square()
-
-
-def errors_in_units(values: np.ndarray, truth: np.ndarray, options: RegressorOptions) -> np.ndarray:
-    """Error of predictions by the objective in the units of the data; NaN where there is no truth."""
-    # Squares of values of any unit.
-    found, target = (torch.from_numpy(each.astype(np.float64)) for each in (values, truth))
-    return objective_errors(found, target, options.objective, torch.tensor(options.quantiles)).numpy()
+def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
+    """Coordinates of the rows and columns of a model's grid for pictures; None where a net has another grid."""
+    grid = fitted.grid
+    shapes = {tuple(gate.shape[1:]) for gate in fixed_choices(fitted.net).values()}
+    if grid.kind in ("indexed", "curvilinear", "mesh") or grid.shape not in shapes:
+        return None
+    names = ("latitude", "longitude") if grid.kind == "latitude-longitude" else fitted.layout.variables[0][2][-2:]
+    return dict(zip(names, (grid.rows, grid.columns), strict=True))

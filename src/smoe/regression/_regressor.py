@@ -30,17 +30,8 @@ from smoe.gridded import (
     write_cf,
     write_cf_by_year,
 )
-from smoe.regression._fitted import (
-    Fitted,
-    OutputLayout,
-    grid_coordinates,
-    load_model,
-    open_inputs,
-    pixel_weights,
-    routing_map,
-    save_model,
-)
-from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, num_channels
+from smoe.regression._fitted import Fitted, OutputLayout, pixel_weights
+from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, fit_trees, num_channels
 from smoe.regression._ladder_fit import LadderFit
 from smoe.regression._nets import (
     NetShape,
@@ -52,11 +43,19 @@ from smoe.regression._nets import (
     wrap_own_net,
 )
 from smoe.regression._options import SIMPLE, NetName, OwnTransform, RegressorOptions
-from smoe.regression._prediction import LEAD_ATTRIBUTES, lead_hours, predict_lazily, predict_positions
+from smoe.regression._prediction import (
+    LEAD_ATTRIBUTES,
+    grid_coordinates,
+    lead_hours,
+    open_inputs,
+    predict_lazily,
+    predict_positions,
+    routing_map,
+)
 from smoe.regression._preparation import Prepared, join_leads, open_sources, pair_sources, prepare
+from smoe.regression._saved import load_model, save_model
 from smoe.regression._scores import MODEL, TREES, ErrorSums, ScoreTable, find_weakness, make_table, score_samples
 from smoe.regression._training import BaseFields, GridObjective, NetSamples, judge, train_net
-from smoe.regression._trees import fit_trees
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
 from smoe.training.run_directory import RunDirectory
 

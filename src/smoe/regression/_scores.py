@@ -25,17 +25,9 @@ from smoe.gridded import (
     remaining_samples,
     samples_in,
 )
-from smoe.regression._fitted import Fitted, open_inputs, without_nan
+from smoe.regression._fitted import Fitted, central, errors_in_units, finished, model_values, net_values
 from smoe.regression._ladder import CLIMATOLOGY, COMBINATION, PERSISTENCE
-from smoe.regression._prediction import (
-    central,
-    errors_in_units,
-    find_gaps,
-    finished,
-    model_values,
-    net_values,
-    read_inputs,
-)
+from smoe.regression._prediction import find_gaps, open_inputs, read_inputs
 from smoe.regression._preparation import (
     GridSamples,
     lead_channel,
@@ -44,6 +36,7 @@ from smoe.regression._preparation import (
     transformed,
     without_lead,
 )
+from smoe.regression._saved import without_nan
 
 SCORES = "scores.json"
 

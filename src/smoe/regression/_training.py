@@ -16,20 +16,20 @@ from torch.utils.data import Dataset
 
 from smoe._files import temporary_folder
 from smoe.errors import Interrupted
-from smoe.regression._fitted import run_net
-from smoe.regression._ladder import Ladder, Spread, TimeBasis
-from smoe.regression._ladder_fit import FittedLadders, convex_weights
-from smoe.regression._nets import Regression
-from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, Objective, RegressorOptions
-from smoe.regression._prediction import (
+from smoe.regression._fitted import (
     central,
     errors_in_units,
     mix,
     normal_quantiles,
     objective_errors,
     output_values,
+    run_net,
     split_gaussian,
 )
+from smoe.regression._ladder import Ladder, Spread, TimeBasis
+from smoe.regression._ladder_fit import FittedLadders, convex_weights
+from smoe.regression._nets import Regression
+from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, Objective, RegressorOptions
 from smoe.regression._preparation import GridSamples, Prepared
 from smoe.regression._scores import bootstrap_spread, weighted_means
 from smoe.training.loop import Loop, TrainingDiverged

@@ -15,9 +15,9 @@ import numpy as np
 from smoe._maps import Axis, Places
 from smoe.errors import DataError
 from smoe.gridded._times import show_time
-from smoe.regression._fitted import Fitted, best_validation, load_model
+from smoe.regression._fitted import Fitted, best_validation, central
 from smoe.regression._nets import count_parameters
-from smoe.regression._prediction import central
+from smoe.regression._saved import load_model
 from smoe.regression._scores import PLAIN, SCORES, ComparedBatch, compare_batches, open_scored, ranked
 from smoe.reports.gate_maps import read_gates
 from smoe.reports.run_report import ErrorMap, Example, Monitor, RunReport, ScoreRow, ScoreSheet
