@@ -9,7 +9,7 @@ from memory_source import CONSTANTS, MemorySource, Silent
 from smoe.errors import DataError
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
-from smoe_paper.weather.store import WeatherSamples, WeatherStore
+from smoe_paper.weather.store import WeatherSamples, WeatherStore, weekly_means
 
 SOURCE = MemorySource(all_years=(2000, 2001), step_hours=3, days=365)
 
@@ -47,6 +47,21 @@ def test_a_sample_is_the_context_the_constants_and_the_target(store: WeatherStor
         np.testing.assert_allclose(input[channel].numpy(), expected, rtol=1e-6, atol=1e-7, err_msg=name)
     for channel, name in enumerate(("z_500", "t_850", "t2m")):
         np.testing.assert_array_equal(target[channel].numpy(), field(store, name, time + np.timedelta64(72, "h")))
+
+
+def test_weekly_means_are_those_of_the_week_of_the_forecast(store: WeatherStore) -> None:
+    targets = ("t2m", "z_500")
+    means = weekly_means(store, targets, (2000, 2000))
+    samples = WeatherSamples(store, (2001, 2001), targets=targets, lead_hours=72, means=means)
+    start = np.datetime64("2001-01-05T00")
+    (index,) = np.flatnonzero(samples.init_times == start)
+    second_week = np.datetime64("2000-01-08T00") + np.arange(0, 7 * 24, 3) * np.timedelta64(1, "h")
+    input = samples[int(index)][0]
+    for name, given in zip(samples.input_names[-2:], input[-2:], strict=True):
+        expected = np.mean([field(store, name.removesuffix("@week"), time) for time in second_week], axis=0)
+        np.testing.assert_allclose(given.numpy(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(DataError, match="every week of a year"):
+        weekly_means(store, targets, (1990, 1990))
 
 
 def test_all_times_of_a_sample_are_in_the_store_and_in_the_years(store: WeatherStore) -> None:

@@ -12,6 +12,7 @@ import torch
 from smoe import SpatialMoE2d, nn
 from smoe.errors import DataError
 from smoe.rules import RoutingClassification
+from smoe.training.run_directory import RunDirectory
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import Learning, build_optimizer, count_parameters
@@ -129,6 +130,33 @@ def test_every_recipe_trains_and_is_opened_again(name: str, store: Path, tmp_pat
     assert opened.evaluate("test") == {
         key.removeprefix("test/"): value for key, value in record.items() if key.startswith("test/")
     }
+
+
+def test_training_begins_with_the_best_weights_of_a_training_before(store: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe("weather/rt", store, optimizer=Adam(lr=1e-2))
+    recipe = replace(recipe, model=replace(recipe.model, dropout=0.1))  # type: ignore[arg-type]
+    pretrained = replace(recipe, data=replace(recipe.data, pretrain_years=(2000, 2001), pretrain_lead_hours=24))
+    before = pretrained.pretraining()
+    assert before is not None and (before.data.lead_hours, before.data.train_years) == (24, (2000, 2000))
+    train("x", recipe, tmp_path / "alone", notify=quietly)
+    record = train("x", pretrained, tmp_path / "run", notify=quietly)
+    alone, run = (RunDirectory(tmp_path / name).read_history()[0]["train/loss"] for name in ("alone", "run"))
+    assert run < 0.9 * alone
+    # Stopped after the training before, it goes on to the same weights.
+    (tmp_path / "again").mkdir()
+    (tmp_path / "run" / "pretraining").rename(tmp_path / "again" / "pretraining")
+    assert train("x", pretrained, tmp_path / "again", resume=True, notify=quietly)["test/loss"] == record["test/loss"]
+    with pytest.raises(ValueError, match="pretrain_years must be a first year and a later last one"):
+        replace(recipe.data, pretrain_years=(2000, 2000))
+
+
+def test_a_network_forecasts_the_difference_from_weekly_means(store: Path) -> None:
+    recipe = tiny_recipe("weather/rt", store)
+    task = build_task(replace(recipe, data=replace(recipe.data, weekly_means=True)), ("train",), quietly)
+    input, _ = task.splits["train"].__getitems__([3])  # type: ignore[attr-defined]
+    for parameter in task.model.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.testing.assert_close(task.model(input), input[:, -3:])
 
 
 def test_a_batch_is_learned_by_heart(store: Path) -> None:

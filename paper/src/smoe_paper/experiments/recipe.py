@@ -99,6 +99,10 @@ class Recipe:
         """Every field and the name of the experiment, as dictionaries, lists, numbers and text."""
         return {"experiment": self.experiment, **to_plain(self)}
 
+    def pretraining(self) -> Recipe | None:
+        """What is trained before, with whose best weights the training begins; None for random weights."""
+        return None
+
 
 @dataclass(frozen=True)
 class GateOptions:

@@ -98,6 +98,13 @@ def train(
         check_monitor(recipe.training, metric_names(experiment.build(recipe, (), _silence).metrics))
         loop = Loop(experiment.build(recipe, notify=notify), recipe.training, directory, reporter)
         loop.begin(plain)
+        before = recipe.pretraining()
+        if before is not None and not directory.last_checkpoint.exists():
+            folder = RunDirectory(directory.path / "pretraining")
+            train(name, before, folder.path, resume=True, reporter=reporter, notify=notify)
+            loop.task.model.load_state_dict(load_checkpoint(folder.best_checkpoint)["model"])
+            # The same noise, whether the training before was stopped or not.
+            torch.manual_seed(recipe.seed + loop.accelerator.process_index)
         return loop.fit(resume=resume)
 
 

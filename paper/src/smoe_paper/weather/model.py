@@ -21,7 +21,7 @@ from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 from smoe_paper.models import VisionTransformer, WeatherResNet
 from smoe_paper.models.weather_resnet import ConvBlock, globe_conv, glorot_uniform_
 from smoe_paper.weather import recipes
-from smoe_paper.weather.store import WeatherSamples, WeatherStore
+from smoe_paper.weather.store import WeatherSamples, WeatherStore, weekly_means
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class Setting:
 def setting_of(data: recipes.WeatherData, store: WeatherStore) -> Setting:
     land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in store.constant_names else None
     num_fields = len(data.context_hours) * len(data.inputs or store.channels)
-    num_constants = len(store.constant_names if data.constants is None else data.constants)
-    return Setting(num_fields + num_constants, len(data.targets), store.grid.shape, store.grid.latitude, land)
+    num_others = len(store.constant_names if data.constants is None else data.constants)
+    num_others += len(data.targets) if data.weekly_means else 0
+    return Setting(num_fields + num_others, len(data.targets), store.grid.shape, store.grid.latitude, land)
 
 
 _Gated = recipes.AddedSpatialMoEModel | recipes.SpatialMoEResNetModel
@@ -160,10 +161,24 @@ def build_task(recipe: recipes.WeatherRecipe, splits: tuple[str, ...] = SPLITS, 
     setting = setting_of(recipe.data, store)
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), setting)
+    if recipe.data.weekly_means:
+        model = AddedLast(model)
     loss = LatitudeWeightedMSE(setting.latitude)
     regions = None if setting.land is None else (setting.land > 0.5).int()
     metrics = [MeanLoss(loss), *make_scores(recipe.data.targets, store)]
     return assemble_task(recipe, model, loss, metrics, samples, regions=regions)
+
+
+class AddedLast(torch.nn.Module):
+    """A network whose output is added to the last channels of its input."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        output = self.net(input)
+        return output + input[:, -output.shape[1] :]
 
 
 def make_split(
@@ -181,6 +196,7 @@ def make_split(
         lead_hours=data.lead_hours,
         start_every_hours=data.test_every_hours if split == "test" else data.start_every_hours,
         skip_hours=data.skip_hours if split == "train" else 0,
+        means=weekly_means(store, data.targets, data.train_years) if data.weekly_means else None,
     )
     store.tell_missing_years(split, years, notify)
     return samples

@@ -114,9 +114,19 @@ class WeatherData:
     test_every_hours: int = 6  # Hours between the starts in the test.
     # As Rasp and Thuerey, because radiation and precipitation have gaps there.
     skip_hours: int = 24
+    # Append the targets' means over the training years, in the week of the forecast, to the input, and forecast the
+    # difference from them.
+    weekly_means: bool = False
+    # First and last year of a training that comes before, whose last year is for its validation: training begins with
+    # its best weights. None for random weights.
+    pretrain_years: tuple[int, int] | None = None
+    pretrain_store: Path | None = None  # Store of the years before; None for the same.
+    pretrain_lead_hours: int | None = None  # Lead of the training before; None for the same.
 
     def __post_init__(self) -> None:
         check_year_ranges(self)
+        if self.pretrain_years is not None and self.pretrain_years[0] >= self.pretrain_years[1]:
+            raise ValueError(f"pretrain_years must be a first year and a later last one, got {self.pretrain_years}")
 
 
 # The paper's appendix: divide the learning rate by 10 when the validation loss has not improved for two epochs: a
@@ -141,6 +151,24 @@ class WeatherRecipe(Recipe):
     optimizer: Adam | SgdMomentum = WEATHER_OPTIMIZER
     training: TrainingPlan = SMOE_TRAINING
 
+    def pretraining(self) -> WeatherRecipe | None:
+        data = self.data
+        if data.pretrain_years is None:
+            return None
+        first, last = data.pretrain_years
+        before = replace(
+            data,
+            store=data.pretrain_store or data.store,
+            lead_hours=data.pretrain_lead_hours or data.lead_hours,
+            train_years=(first, last - 1),
+            validation_years=(last, last),
+            test_years=(last, last),
+            pretrain_years=None,
+            pretrain_store=None,
+            pretrain_lead_hours=None,
+        )
+        return replace(self, data=before)
+
 
 # The rows of the paper's table, trained as in its appendix.
 WEATHER_RECIPES = {
@@ -155,6 +183,11 @@ WEATHER_RECIPES = {
     "weather/smoe": WeatherRecipe(model=SpatialMoEResNetModel()),
     "weather/smoe-prior": WeatherRecipe(model=SpatialMoEResNetModel(prior="land_sea")),
     "weather/smoe-random": WeatherRecipe(model=SpatialMoEResNetModel(gate="random"), rule=Frozen()),
+    # 150 years of a climate model.
+    "weather/rt-pretrained": WeatherRecipe(WeatherData(pretrain_years=(1850, 2000)), ResNetModel()),
+    "weather/smoe-pretrained": WeatherRecipe(
+        WeatherData(pretrain_years=(1850, 2000)), SpatialMoEResNetModel(prior="land_sea")
+    ),
 }
 
 
@@ -170,6 +203,8 @@ _PAPER = {
     "smoe": (((278, 2.0), (530, 1.8)), ((1.69, 0.01), (2.65, 0.01))),
     "smoe-prior": (((270, 1.9), (525, 2.0)), ((1.66, 0.02), (2.60, 0.01))),
     "smoe-random": (((328, 3.7), (572, 4.1)), ((1.89, 0.08), (2.96, 0.05))),
+    "rt-pretrained": (((267, 1.8), (500, 2.4)), ((1.66, 0.03), (2.43, 0.02))),
+    "smoe-pretrained": (((253, 2.1), (488, 1.7)), ((1.57, 0.02), (2.34, 0.02))),
 }
 
 
@@ -194,6 +229,8 @@ _LABELS = {
     "weather/smoe": "SMoE, all 3 x 3",
     "weather/smoe-prior": "SMoE, all 3 x 3, land-sea prior",
     "weather/smoe-random": "SMoE, all 3 x 3, random fixed gate",
+    "weather/rt-pretrained": "R&T ResNet, pretrained",
+    "weather/smoe-pretrained": "SMoE, all 3 x 3, land-sea prior, pretrained",
 }
 
 
@@ -264,15 +301,33 @@ _DEFAULTS = [
     ),
     ("SMoE, defaults and local affine", _with_model(_AFFINE, _LEARNED)),
 ]
-# Every network at three peak rates of one cosine: a comparison at one rate is one of rates.
+# Every network at three peak rates of one cosine: a comparison at one rate is one of rates. A step with twice as many
+# filters takes as long as two of the others; so does one of a ViT, which has all its epochs nevertheless.
 _RATES: dict[str, tuple[WeatherModel, Rule]] = {
     "R&T ResNet": (ResNetModel(), _FROZEN),
+    "R&T, 2x wide, half the epochs": (ResNetModel(filters=256), _FROZEN),
+    "R&T, 8 learned input channels": (LocatedResNetModel(learned_channels=8), _FROZEN),
     "R&T, local affine": (LocatedResNetModel(local_affine=True), _FROZEN),
     "LRLCN, table": (LowRankLocalResNetModel(combiner="table"), _FROZEN),
+    "ViT 2 x 2": (WeatherViTModel(), _FROZEN),
     "SMoE, defaults": (_AFFINE, StraightThrough()),
     "SMoE, defaults, gate frozen at a smooth start": (replace(_AFFINE, gate_init="smooth"), _FROZEN),
+    "SMoE, defaults, a random filter of two at each pixel": (_AFFINE, _FROZEN),
 }
-_COSINE = replace(SMOE_TRAINING, schedule="cosine", max_epochs=4, plateau_patience=None)
+
+
+def _at_rate(label: str, rate: float, **data: Any) -> WeatherRecipe:
+    epochs = 2 if "half the epochs" in label else 4
+    training = replace(SMOE_TRAINING, schedule="cosine", max_epochs=epochs, plateau_patience=None)
+    optimizer = replace(WEATHER_OPTIMIZER, lr=rate)
+    return _with_model(*_RATES[label], training=training, optimizer=optimizer, data=WeatherData(**data))
+
+
+_RATE_ROWS = [(f"{label}; {rate:g}", _at_rate(label, rate)) for label in _RATES for rate in (3e-3, 6e-3, 12e-3)]
+_RATE_ROWS += [
+    (f"{label}, beside the weekly climatology; {rate:g}", _at_rate(label, rate, weekly_means=True))
+    for label, rate in (("R&T ResNet", 6e-3), ("R&T, local affine", 12e-3), ("SMoE, defaults", 12e-3))
+]
 
 
 # Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere. Targets
@@ -297,9 +352,10 @@ def _small(recipe: WeatherRecipe) -> WeatherRecipe:
     if isinstance(model, WeatherViTModel):
         model = replace(model, width=64, num_heads=4, depth=2, hidden=256)
     else:
-        is_wide = isinstance(model, ResNetModel) and model.filters == 256
-        model = replace(model, filters=32 if is_wide else 16, num_blocks=3, dropout=0.0)
-    data = replace(SIMULATED, lead_hours=recipe.data.lead_hours)
+        model = replace(model, filters=model.filters // 8, num_blocks=3, dropout=0.0)
+    data = replace(SIMULATED, lead_hours=recipe.data.lead_hours, weekly_means=recipe.data.weekly_means)
+    if recipe.data.pretrain_years is not None:
+        data = replace(data, pretrain_years=(2001, 2007), pretrain_lead_hours=24)
     training = _SIMULATED_TRAINING
     if recipe.training.schedule == "cosine":
         training = replace(training, schedule="cosine", max_epochs=recipe.training.max_epochs)
@@ -333,14 +389,7 @@ class WeatherExperiment(Experiment):
                 "rates",
                 "Forecasts of 3 days after four epochs of a cosine, by peak rate",
                 "model; rate",
-                [
-                    (
-                        f"{label}; {rate:g}",
-                        _with_model(*net, training=_COSINE, optimizer=replace(WEATHER_OPTIMIZER, lr=rate)),
-                    )
-                    for label, net in _RATES.items()
-                    for rate in (3e-3, 6e-3, 12e-3)
-                ],
+                _RATE_ROWS,
             ),
         ),
         scales=(

@@ -24,7 +24,7 @@ from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 from smoe_paper.weather.model import make_split
 from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherRecipe, published_results
-from smoe_paper.weather.store import WeatherSamples, WeatherStore
+from smoe_paper.weather.store import NUM_WEEKS, WeatherSamples, WeatherStore, week_of_year
 
 _TIMES_PER_PIECE = 128
 
@@ -63,19 +63,8 @@ class Truth:
         return found
 
 
-NUM_WEEKS = 52
-
 BaselineName = Literal["persistence", "climatology", "weekly climatology"]
 BASELINES: tuple[BaselineName, ...] = ("persistence", "climatology", "weekly climatology")
-
-
-def week_of_year(times: np.ndarray) -> np.ndarray:
-    """The week, from 0 to 51, of each time; the last one of a year has eight or nine days.
-
-    ISO weeks would put the first days of January into the last week of some years.
-    """
-    day_of_year = (times.astype("datetime64[D]") - times.astype("datetime64[Y]").astype("datetime64[D]")).astype(int)
-    return np.minimum(day_of_year // 7, NUM_WEEKS - 1)
 
 
 class Baselines:

@@ -123,13 +123,37 @@ class WeatherStore(Store):
 
 
 _HOUR = np.timedelta64(1, "h")
+NUM_WEEKS = 52
+
+
+def week_of_year(times: np.ndarray) -> np.ndarray:
+    """The week, from 0 to 51, of each time; the last one of a year has eight or nine days.
+
+    ISO weeks would put the first days of January into the last week of some years.
+    """
+    day_of_year = (times.astype("datetime64[D]") - times.astype("datetime64[Y]").astype("datetime64[D]")).astype(int)
+    return np.minimum(day_of_year // 7, NUM_WEEKS - 1)
+
+
+def weekly_means(store: WeatherStore, channels: Sequence[str], years: tuple[int, int]) -> np.ndarray:
+    """Means of normalised fields over each week of the year, float32, `(52, C, H, W)`."""
+    of_year = years_of(store.times)
+    rows = np.flatnonzero((of_year >= years[0]) & (of_year <= years[1]))
+    weeks, index = week_of_year(store.times[rows]), store.channel_indices(channels)
+    if len(np.unique(weeks)) < NUM_WEEKS:
+        raise DataError(
+            f"weekly_means needs every week of a year, but {store.path} lacks some of {years[0]}-{years[1]}"
+        )
+    of_weeks = [[store.fields[row][index] for row in rows[weeks == week]] for week in range(NUM_WEEKS)]
+    return np.stack([np.mean(fields, axis=0) for fields in of_weeks])
 
 
 class WeatherSamples(BatchedSamples):
     """Input fields at `t - 12 h`, `t - 6 h` and `t`, and target fields at `t + lead`, all normalised.
 
-    Input channels: the oldest time first; the constants after the last time's fields. All times of a sample lie in the
-    chosen years; samples for which one of them is not in the store are left out.
+    Input channels: the oldest time first; the constants after the last time's fields; last, the `means` of the target's
+    week, if there are any. All times of a sample lie in the chosen years; samples for which one of them is not in the
+    store are left out.
     """
 
     def __init__(
@@ -144,8 +168,9 @@ class WeatherSamples(BatchedSamples):
         lead_hours: int = 72,
         start_every_hours: int | None = None,
         skip_hours: int = 0,
+        means: np.ndarray | None = None,
     ) -> None:
-        self.store, self.years, self.targets = store, years, targets
+        self.store, self.years, self.targets, self.means = store, years, targets, means
         self.inputs = store.channels if inputs is None else inputs
         self.constants = store.constant_names if constants is None else constants
         self.context_hours, self.lead_hours = context_hours, lead_hours
@@ -175,7 +200,8 @@ class WeatherSamples(BatchedSamples):
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the input channels, such as `z_500@-12h`, `lsm`."""
-        return tuple(f"{name}@{-hours}h" for hours in self.context_hours for name in self.inputs) + self.constants
+        fields = tuple(f"{name}@{-hours}h" for hours in self.context_hours for name in self.inputs)
+        return (*fields, *self.constants, *(() if self.means is None else (f"{name}@week" for name in self.targets)))
 
     @property
     def num_input_channels(self) -> int:
@@ -200,7 +226,9 @@ class WeatherSamples(BatchedSamples):
             for place, row in enumerate(rows[sample]):
                 input[sample, place * num_fields : (place + 1) * num_fields] = fields[row][self._input_index]
             target[sample] = fields[target_rows[sample]][self._target_index]
-        input[:, num_dynamic:] = self._constants
+        input[:, num_dynamic : num_dynamic + len(self.constants)] = self._constants
+        if self.means is not None:
+            input[:, -len(self.targets) :] = self.means[week_of_year(starts + self.lead_hours * _HOUR)]
         return torch.from_numpy(input), torch.from_numpy(target)
 
     def _rows(self, times: np.ndarray) -> np.ndarray:
