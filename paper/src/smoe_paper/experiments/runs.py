@@ -103,8 +103,6 @@ def train(
             folder = RunDirectory(directory.path / "pretraining")
             train(name, before, folder.path, resume=True, reporter=reporter, notify=notify)
             loop.task.model.load_state_dict(load_checkpoint(folder.best_checkpoint)["model"])
-            # The same noise, whether the training before was stopped or not.
-            torch.manual_seed(recipe.seed + loop.accelerator.process_index)
         return loop.fit(resume=resume)
 
 
