@@ -34,8 +34,8 @@ from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
 from smoe.ops._families import learn_factorised, slot_products
-from smoe.ops._inference import InferenceCall
 from smoe.ops._operators import has_transforms, is_observed, library_for, num_threads
+from smoe.ops._routed_conv import InferenceCall
 from smoe.ops._routing import family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order
 from smoe.rules import Damping, Frozen, RoutingClassification, Rule, StraightThrough, resolve_rule

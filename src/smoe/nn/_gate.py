@@ -18,8 +18,7 @@ from smoe.options import ORDERS, GateInit, Order
 from smoe.rules import Frozen, Rule
 
 if TYPE_CHECKING:
-    from smoe.nn._learner import Learner
-    from smoe.nn._routed_layer import RoutedLayer
+    from smoe.nn._routed_layer import Learner, RoutedLayer
 
 # Scores that are held at a time, 128 MB of them; a gate with more is asked for those of some families after others.
 _MAX_SCORES = 1 << 25

@@ -24,8 +24,7 @@ from smoe.nn._own_steps import SelfTaught
 from smoe.nn._routed_layer import check_positive
 from smoe.nn._shared_parameters import save_once
 from smoe.ops._families import sample_factorised
-from smoe.ops._inference import is_equal
-from smoe.ops._operators import has_library, is_observed
+from smoe.ops._operators import has_library, is_equal, is_observed
 from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite
 from smoe.options import GATE_INITS, GateInit, Order
 

@@ -12,18 +12,12 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import PixelEmbedding
-from smoe.nn._routed_layer import (
-    as_leaf,
-    check_kernel_size,
-    check_output_grid,
-    check_padding_mode,
-    check_positive,
-)
+from smoe.nn._routed_layer import as_leaf, check_kernel_size, check_output_grid, check_padding_mode, check_positive
 from smoe.ops._any_conv import ConvOptions, any_conv, conv_sizes, routed_any_conv
 from smoe.ops._conv_kernels import convolve
 from smoe.ops._families import family_sizes
-from smoe.ops._inference import is_unobserved, make_inference_call
-from smoe.ops._routed_conv import grid_conv2d, routed_conv
+from smoe.ops._operators import is_unobserved
+from smoe.ops._routed_conv import grid_conv2d, make_inference_call, routed_conv
 from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Rule
 

@@ -1,4 +1,4 @@
-"""What the layers of every geometry are: a bank of experts and a gate that learns by the layer's rule."""
+"""What the layers of every geometry are: a bank of experts, a gate, and a learner that trains it by a rule."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import nn
 
 from smoe._notebook import html_text
 from smoe.nn._gate import SpatialGate
-from smoe.nn._learner import Learner, Step, make_learner
-from smoe.nn._shared_parameters import is_sharded, save_once
-from smoe.ops._classification import ErrorSignal
+from smoe.nn._shared_parameters import Memory, is_sharded, save_once
+from smoe.ops._classification import train_routing
 from smoe.ops._conv_kernels import output_grid
 from smoe.ops._operators import has_transforms
-from smoe.ops._routing import Routing, RoutingMap, weigh
+from smoe.ops._routing import ErrorSignal, Routing, RoutingMap, weigh
 from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Damping, Frozen, Rule, resolve_damping, resolve_rule
 
@@ -49,12 +48,6 @@ def check_positive(**numbers: int) -> None:
             raise ValueError(f"{name} must be an integer, got {number!r}")
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
-
-
-def check_input(input: torch.Tensor, in_channels: int) -> None:
-    """Refuses what is not a batch of grids with the layer's channels."""
-    if input.ndim != 4 or input.shape[1] != in_channels:
-        raise ValueError(f"input must be (B, {in_channels}, H, W), got shape {tuple(input.shape)}")
 
 
 def check_output_grid(input: torch.Tensor, stride: int, spatial_shape: tuple[int, ...]) -> None:
@@ -431,3 +424,100 @@ def _plan_routing(layer: RoutedLayer, incompatible_keys: object) -> None:
     """Load hook: the routing may be another."""
     del incompatible_keys
     layer._plan_routing()
+
+
+class Step(NamedTuple):
+    """One forward pass of a layer in training: the value that a learner works on.
+
+    Attributes:
+        layer: The layer.
+        source: What the experts work on, `(B, ...)`: the layer's input, or the outputs of all experts.
+        routing: Routing of this pass.
+    """
+
+    layer: RoutedLayer
+    source: torch.Tensor
+    routing: Routing
+
+    def select(self, experts: torch.Tensor) -> torch.Tensor:
+        """Outputs `(B, E' * F, *grid)` of experts `(1 or B, E', P)`."""
+        return self.layer._select(self.source, experts)
+
+    def weighed(self, selected: torch.Tensor) -> torch.Tensor:
+        """The outputs times their weights, if the layer is weighted; the weights receive no gradient."""
+        if not self.layer._weighted:
+            return selected
+        return weigh(selected, self.routing.weights.detach(), self.layer._expert_channels)
+
+    def damped(self, selected: torch.Tensor) -> torch.Tensor:
+        """The outputs, whose error is damped in the backward pass, if the layer damps errors."""
+        layer = self.layer
+        if layer._active_damping is None:
+            return selected
+        return train_routing(
+            *(selected, self.routing),
+            expert_channels=layer._expert_channels,
+            signal=layer._signal,
+            damping=layer._active_damping,
+        )
+
+
+class Learner(Memory):
+    """Trains the gate of a layer within the layer's own forward and backward passes.
+
+    A learner belongs to one layer and works on one `Step` at a time.
+
+    Args:
+        rule: Rule that made the learner.
+        layer: The layer, for a subclass to check; not kept.
+        *counters: Names of the counters.
+    """
+
+    trains_scores: ClassVar[bool] = True
+    """Whether the scores of the gate receive gradients that are to be followed by an optimiser."""
+
+    trains_alone: ClassVar[bool] = False
+    """Whether the gate takes steps of its own, when the optimiser of the layer steps."""
+
+    def __init__(self, rule: Rule, layer: RoutedLayer, *counters: str) -> None:
+        del layer
+        super().__init__(*counters)
+        self.rule = rule
+
+    @abstractmethod
+    def output(self, step: Step) -> torch.Tensor:
+        """Computes the layer's output `(B, E * F, *grid)`, and arranges that its backward pass trains the gate."""
+
+    def route(self, layer: RoutedLayer, input: torch.Tensor) -> Routing:
+        """The routing of a training pass: what the gate decides, unless the rule selects otherwise."""
+        return layer.gate.route(input)
+
+    def continue_from(self, previous: Learner) -> None:
+        """Takes over what the learner of the rule before has counted, if it means the same here: nothing by default."""
+
+    def after_step(self, layer: RoutedLayer, *, is_taken: bool) -> None:
+        """Called when the optimiser of the layer has stepped, of a gate that takes steps of its own.
+
+        Args:
+            layer: The layer.
+            is_taken: Whether the gate has taken one.
+        """
+
+    def extra_repr(self) -> str:
+        """The rule."""
+        return str(self.rule)
+
+
+def make_learner(rule: Rule, layer: RoutedLayer) -> Learner:
+    """The learner that a rule names.
+
+    Raises:
+        ValueError: If the rule names none, or the layer does not suit it.
+    """
+    kind = rule.learner
+    if isinstance(kind, str):
+        module, _, name = kind.partition(":")
+        kind = getattr(importlib.import_module(module), name)
+    if not (isinstance(kind, type) and issubclass(kind, Learner)):
+        raise ValueError(f"the rule {type(rule).__name__} names no learner: set its class attribute `learner`")
+    return kind(rule, layer)

@@ -8,7 +8,7 @@ import torch
 
 from smoe.nn._gate import without_autocast
 from smoe.nn._gates import FactorisedGate
-from smoe.nn._learner import Learner, Step
+from smoe.nn._routed_layer import Learner, Step
 from smoe.ops._families import experts_of, family_gradient, relative_family_gradient, sample_families
 from smoe.ops._routing import Routing, family_members
 from smoe.rules import StraightThrough

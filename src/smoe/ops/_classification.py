@@ -7,12 +7,12 @@ the shape `(B, X, P)` unless the scores have it.
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 
 from smoe.ops._operators import NativeLibrary, library_for, num_threads, register_operator
-from smoe.ops._quantile import error_quantile
-from smoe.ops._routing import Routing
+from smoe.ops._routing import ErrorSignal, Routing
 from smoe.rules import Damping, RoutingClassification
 
 
@@ -94,31 +94,6 @@ def damp_error(error: torch.Tensor, is_wrong: torch.Tensor, damping: float, expe
     else:
         by_expert.copy_(torch.where(is_wrong, by_expert * damping, by_expert))
     return damped
-
-
-class ErrorSignal:
-    """State that a layer shares with its backward passes; both tensors are on the device of the layer.
-
-    Attributes:
-        loss_scale: Factor of the loss before its backward, a float64 scalar that is read when backward runs.
-        num_nonfinite: Number of backward passes whose error was not finite, an int64 scalar. The gate's gradient is
-            zero in these passes.
-    """
-
-    def __init__(self, device: torch.device | str | None = None) -> None:
-        self.loss_scale = torch.ones((), dtype=torch.float64, device=device)
-        self.num_nonfinite = torch.zeros((), dtype=torch.int64, device=device)
-
-    def set_loss_scale(self, scale: torch.Tensor | float) -> None:
-        """Sets the factor of the loss, without reading it on the host."""
-        # `.data`: a compiled layer has saved this tensor for its backward, and is meant to see the new value.
-        if isinstance(scale, torch.Tensor):
-            self.loss_scale.data.copy_(scale)
-        else:
-            self.loss_scale.data.fill_(scale)
-
-    def to(self, device: torch.device) -> None:
-        self.loss_scale, self.num_nonfinite = self.loss_scale.to(device), self.num_nonfinite.to(device)
 
 
 def train_routing(
@@ -334,4 +309,66 @@ _train_routing_backward = register_operator(
     dense=_dense,
     native=_native,
     fake=_fake,
+)
+
+
+def error_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+    """The `quantile` of each sample over all its other dimensions, with linear interpolation. It has no gradient.
+
+    Equal to `torch.quantile`, which sorts, refuses half precision and stops at 2^24 elements.
+
+    Args:
+        errors: Values `(B, ...)` with at least one element per sample.
+        quantile: Quantile in [0, 1].
+
+    Returns:
+        `(B,)`, in float32 for half-precision errors and in their own dtype otherwise. The quantile of a sample that
+        holds a NaN is NaN, wherever the NaN would rank.
+    """
+    if not 0.0 <= quantile <= 1.0:
+        raise ValueError(f"quantile must be in [0, 1], got {quantile}")
+    if errors.ndim < 2 or errors[:1].numel() == 0:
+        raise ValueError(f"errors must be (B, ...) with at least one element per sample, got {tuple(errors.shape)}")
+    return _error_quantile(errors.detach(), quantile)
+
+
+def _dense_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+    rows = _at_least_float32(errors).flatten(1)
+    position = quantile * (rows.shape[1] - 1)
+    rank = math.floor(position)
+    fraction = position - rank
+    ranked = rows.sort(dim=1).values
+    low, high = ranked[:, rank], ranked[:, min(rank + 1, rows.shape[1] - 1)]
+    # Equal neighbours need no interpolation, and the difference of infinite ones is NaN.
+    value = torch.where(low == high, low, low + fraction * (high - low)) if fraction > 0 else low
+    return value.masked_fill(rows.isnan().any(dim=1), torch.nan)
+
+
+def _native_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+    errors = _at_least_float32(errors)
+    library = library_for(errors)
+    if library is None:
+        return _dense_quantile(errors, quantile)
+    rows = errors.flatten(1).contiguous()
+    result = rows.new_empty(rows.shape[0])
+    sizes = (rows.shape[0], rows.shape[1])
+    library.call("smoe_error_quantile", rows, *sizes, ctypes.c_double(quantile), result, num_threads())
+    return result
+
+
+def _fake_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+    del quantile
+    is_half = errors.dtype in (torch.float16, torch.bfloat16)
+    return errors.new_empty(errors.shape[0], dtype=torch.float32 if is_half else errors.dtype)
+
+
+def _at_least_float32(errors: torch.Tensor) -> torch.Tensor:
+    return errors.float() if errors.dtype in (torch.float16, torch.bfloat16) else errors
+
+
+_error_quantile = register_operator(
+    "error_quantile(Tensor errors, float quantile) -> Tensor",
+    dense=_dense_quantile,
+    native=_native_quantile,
+    fake=_fake_quantile,
 )

@@ -269,3 +269,19 @@ def plain_operators() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     other runtimes can read it.
     """
     return dict(_DENSE)  # type: ignore[return-value]
+
+
+def is_unobserved(*tensors: torch.Tensor) -> bool:
+    """Whether a kernel may work on tensors beside PyTorch: nothing observes it, and they are plain float32 on a CPU."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or is_observed():
+        return False
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return all(type(each) in kinds and each.is_cpu and each.dtype is torch.float32 for each in tensors)
+
+
+def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """As `torch.equal`, of tensors on a CPU, and several times faster; NaN equals itself."""
+    library = native_library()
+    if library is None or one.dtype != other.dtype or not (one.is_contiguous() and other.is_contiguous()):
+        return torch.equal(one, other)
+    return one.shape == other.shape and library.call("smoe_equal", one, other, one.nbytes)

@@ -253,3 +253,28 @@ def refuse_nonfinite(scores: torch.Tensor) -> None:
             f"{float(scores[sample, expert, pixel])}, for expert {expert} at pixel {pixel} of sample {sample}: they "
             "cannot be ranked; look for a diverged loss or a NaN in the gate's input"
         )
+
+
+class ErrorSignal:
+    """State that a layer shares with its backward passes; both tensors are on the device of the layer.
+
+    Attributes:
+        loss_scale: Factor of the loss before its backward, a float64 scalar that is read when backward runs.
+        num_nonfinite: Number of backward passes whose error was not finite, an int64 scalar. The gate's gradient is
+            zero in these passes.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.loss_scale = torch.ones((), dtype=torch.float64, device=device)
+        self.num_nonfinite = torch.zeros((), dtype=torch.int64, device=device)
+
+    def set_loss_scale(self, scale: torch.Tensor | float) -> None:
+        """Sets the factor of the loss, without reading it on the host."""
+        # `.data`: a compiled layer has saved this tensor for its backward, and is meant to see the new value.
+        if isinstance(scale, torch.Tensor):
+            self.loss_scale.data.copy_(scale)
+        else:
+            self.loss_scale.data.fill_(scale)
+
+    def to(self, device: torch.device) -> None:
+        self.loss_scale, self.num_nonfinite = self.loss_scale.to(device), self.num_nonfinite.to(device)

@@ -18,7 +18,7 @@ from smoe.nn import SharedBatchNorm2d, SpatialMoE2d, convert
 from smoe.nn._filter_bank import LocalAffine
 from smoe.nn._gate import SpatialGate
 from smoe.nn._grid_layers import GridConv2d
-from smoe.nn._routed_layer import check_input, check_positive
+from smoe.nn._routed_layer import check_positive
 from smoe.options import PaddingMode
 from smoe.regression._options import SIMPLE, NetName, RegressorOptions
 
@@ -375,3 +375,9 @@ def wrap_own_net(net: nn.Module, shape: NetShape) -> Regression:
             f"{tuple(output.shape)}"
         )
     return Regression(net, shape, local_affine=False)
+
+
+def check_input(input: torch.Tensor, in_channels: int) -> None:
+    """Refuses what is not a batch of grids with the layer's channels."""
+    if input.ndim != 4 or input.shape[1] != in_channels:
+        raise ValueError(f"input must be (B, {in_channels}, H, W), got shape {tuple(input.shape)}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from smoe.diagnostics import RoutingGain, RoutingWatch, routing_gains
 from smoe.errors import Interrupted, Interruption
-from smoe.nn._loss_scale import track_loss_scale
+from smoe.nn._classification import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.training.distribution import (
     by_first,
@@ -36,15 +36,7 @@ from smoe.training.run_directory import (
     load_checkpoint,
     save_checkpoint,
 )
-from smoe.training.task import (
-    MeanLoss,
-    ShuffledBatches,
-    Task,
-    evaluate,
-    load_batches,
-    metric_names,
-    sum_over_processes,
-)
+from smoe.training.task import MeanLoss, ShuffledBatches, Task, evaluate, load_batches, metric_names, sum_over_processes
 
 # Reading the loss waits for the accelerator, and several processes agree on a stop by a reduction: both are done now
 # and then only.

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 
 from smoe.command_line import UsageError
 from smoe.ops import Routing, routed_conv2d, top_experts
-from smoe.ops._classification import ErrorSignal, train_routing
+from smoe.ops._classification import train_routing
 from smoe.ops._conv_kernels import dense_routed_conv
+from smoe.ops._routing import ErrorSignal
 from smoe.ops.triton._choice import RoutedShape, why_not_sparse
 from smoe.rules import Damping, RoutingClassification
 from smoe_paper.benchmarks.timing import circumstances, write_table
