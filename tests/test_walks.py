@@ -66,4 +66,4 @@ def test_the_files_of_a_fit(tmp_path: Path) -> None:
     # Of the rooms that are described with their files; the others count by their number.
     described = {file for file in crossed if file.partition("/")[0] in ("gridded", "training") or "/" not in file}
     assert described - {"rules.py"} == listed("The walk of a fit")
-    assert len(crossed) <= 46, len(crossed)
+    assert len(crossed) <= 40, len(crossed)

@@ -20,7 +20,7 @@ from smoe.diagnostics import (
     new_choices,
     routing_certainty,
 )
-from smoe.diagnostics._describe import useless_routing
+from smoe.diagnostics._choices import useless_routing
 from smoe.nn import SpatialMoE2d, TensorGate
 from smoe.ops._routing import Routing, family_members, top_experts
 from smoe.rules import RoutingClassification, StraightThrough

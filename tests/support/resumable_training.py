@@ -17,11 +17,10 @@ from torch.utils.data import TensorDataset, default_collate
 
 from smoe import SpatialMoE2d, TensorGate
 from smoe.errors import Interrupted
-from smoe.training.distribution import leave_processes
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory
-from smoe.training.task import Task
+from smoe.training.task import Task, leave_processes
 from smoe_paper.baselines.routing_losses import ScoreGate
 from smoe_paper.metrics import MeanSquaredError
 

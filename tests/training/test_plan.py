@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoe.training.distribution import make_schedule
+from smoe.training.loop import make_schedule
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import BarReporter, ProgressBar
 

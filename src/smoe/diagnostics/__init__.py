@@ -8,6 +8,7 @@ the shape of the grid; `pixel_weights`, such as areas, say how much each pixel c
 from __future__ import annotations
 
 from smoe.diagnostics._choices import (
+    RoutingWatch,
     expert_use,
     fixed_choices,
     fixed_gates,
@@ -25,7 +26,7 @@ from smoe.diagnostics._choices import (
     shared_choices,
     similarity_colours,
 )
-from smoe.diagnostics._describe import GateReport, RoutingReport, RoutingWatch, describe
+from smoe.diagnostics._describe import GateReport, RoutingReport, describe
 from smoe.diagnostics._routing_gain import RoutingGain, routing_gains
 
 __all__ = [

@@ -1,23 +1,21 @@
-"""Reports on the gates of a model: on what they are and are worth, and on how they change from epoch to epoch."""
+"""Reports on the gates of a model: what they are, what they are worth, and what has changed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from smoe._notebook import html_table, html_text
 from smoe.diagnostics._choices import (
+    dead_gate,
     fixed_choices,
-    fixed_gates,
     layer_certainty,
     layer_inputs,
     layers_by_gate,
     new_choices,
-    region_information,
+    useless_routing,
 )
 from smoe.diagnostics._routing_gain import Loss, RoutingGain, routing_gains
 from smoe.nn._conversion_plan import evaluation_mode
@@ -174,109 +172,3 @@ def describe(
             )
     warnings += useless_routing(gains or ())
     return RoutingReport(tuple(gates), gains, tuple(warnings), choices)
-
-
-def dead_gate(name: str, rule: str) -> str:
-    """Returns the warning about a gate none of whose choices has changed."""
-    return (
-        f"the gate of {name or 'the layer'} has changed none of its choices since the start: it does not learn by the "
-        f"rule {rule}; train for longer or with a larger learning rate, unless this is intended"
-    )
-
-
-def useless_routing(gains: Sequence[RoutingGain]) -> list[str]:
-    """Returns the warning about a model that is no better than with convolutions, if it is so."""
-    # A large difference that samples of very different losses leave unclear is no sign of a useless routing.
-    if not gains or gains[-1].is_better or not gains[-1].is_known or gains[-1].gain > 0.1:
-        return []
-    return [
-        "the network is as good or better with single convolutions in place of its SMoE layers: train for longer, or "
-        "use fewer experts or plain convolutions"
-    ]
-
-
-# Epochs of learning after which a gate that has changed nothing is reported.
-_PATIENCE = 3
-
-
-class RoutingWatch:
-    """Measures the routing of a model once in each epoch.
-
-    The choices of all gates that do not look at their input are compared with the last ones and those of the start. A
-    gate that several layers share counts once. Chosen experts are compared as sets: a change of their order alone is
-    not a change of choice, and is reported separately.
-
-    Args:
-        model: Model at the start.
-        regions: Number of the known region of each pixel, such as land or sea; compared with the gates of this grid.
-    """
-
-    def __init__(self, model: nn.Module, regions: Tensor | None = None) -> None:
-        self._regions = regions
-        self._start = fixed_choices(model)
-        self._last = self._start
-        self._num_learning: dict[str, int] = {}
-        self._new: list[str] = []
-
-    def observe(self, model: nn.Module) -> dict[str, float]:
-        """Returns shares in [0, 1]; empty for a model without such a gate.
-
-        Returns:
-            `routing/changed`: chosen experts that were not chosen at their pixel at the last call.
-            `routing/changed_since_start`: chosen experts that were not chosen at their pixel at the start.
-            `routing/reordered`: places of the order with another expert than at the last call.
-            `routing/experts_in_use`: experts of the bank that at least one pixel has chosen.
-            `routing/region_information`: see `region_information`; mean over the gates, with regions only.
-            `routing/certainty`: see `routing_certainty`; mean over the gates.
-        """
-        if not self._start:
-            return {}
-        now, gates = fixed_choices(model), fixed_gates(model)
-        num_choices = sum(choices.numel() for choices in now.values())
-        since_start = {name: new_choices(now[name], start) for name, start in self._start.items()}
-        values = {
-            "routing/changed": sum(int(new_choices(now[name], self._last[name]).sum()) for name in now) / num_choices,
-            "routing/changed_since_start": sum(int(changed.sum()) for changed in since_start.values()) / num_choices,
-            "routing/reordered": sum(int((now[name] != self._last[name]).sum()) for name in now) / num_choices,
-            "routing/experts_in_use": sum(choices.unique().numel() for choices in now.values())
-            / sum(gate.num_experts for gate in gates.values()),
-        }
-        if self._regions is not None:
-            found = [
-                region_information(now[name], self._regions, gate.num_experts)
-                for name, gate in gates.items()
-                if now[name].shape[1:] == self._regions.shape
-            ]
-            if found:
-                values["routing/region_information"] = sum(found) / len(found)
-        self._last = now
-        certainties: list[float] = []
-        with evaluation_mode(model):
-            for gate, layers in layers_by_gate(model).items():
-                if gate.looks_at_input:
-                    continue
-                name, layer = next(iter(layers.items()))
-                certainties.append(layer_certainty(layer))
-                if all(isinstance(each.rule, Frozen) for each in layers.values()):
-                    continue
-                self._num_learning[name] = self._num_learning.get(name, 0) + 1
-                if not since_start[name].any() and self._num_learning[name] == _PATIENCE:
-                    self._new.append(dead_gate(name, str(layer.rule)))
-        return {**values, "routing/certainty": sum(certainties) / len(certainties)}
-
-    def finish(self, gains: Sequence[RoutingGain]) -> None:
-        """Warns if the routing is worth nothing after training, by the gains of the layers; empty if not known."""
-        self._new += useless_routing(gains)
-
-    def new_warnings(self) -> list[str]:
-        """Returns the warnings since the last call. Each gate is warned of once in a training."""
-        new, self._new = self._new, []
-        return new
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs to continue."""
-        return {"start": self._start, "last": self._last, "num_learning": dict(self._num_learning)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._start, self._last = state["start"], state["last"]
-        self._num_learning = dict(state["num_learning"])

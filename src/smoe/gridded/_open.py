@@ -20,7 +20,7 @@ from smoe.errors import DataError, SmoeError, missing_package, naming_extras
 from smoe.gridded._axes import are_same_units, has_leads, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
 from smoe.gridded._times import TimeLabels, decode_times, read_times
-from smoe.meshes._mesh import DESCRIPTION, has_healpix
+from smoe.meshes._mesh import DESCRIPTION
 from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location, as_row_of_nodes, with_mesh_of
 
 if TYPE_CHECKING:
@@ -111,8 +111,9 @@ def _at_valid_times(dataset: xr.Dataset, where: str, variables: Sequence[str] | 
 
 def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) -> xr.Dataset:
     """Fields on a UGRID mesh or HEALPix sphere as a row of nodes; other data sets as they are."""
-    described = (dataset, *dataset.variables.values())
-    is_mesh = any(each.attrs.get("cf_role") == "mesh_topology" or has_healpix(each) for each in described)
+    marks = (("cf_role", "mesh_topology"), ("grid_mapping_name", "healpix"))
+    described = [each.attrs for each in (dataset, *dataset.variables.values())]
+    is_mesh = any("healpix_nside" in each or any(each.get(name) == mark for name, mark in marks) for each in described)
     if DESCRIPTION in dataset.coords or not is_mesh:
         return dataset
     try:

@@ -13,18 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from smoe.diagnostics import RoutingGain, RoutingWatch, routing_gains
 from smoe.errors import Interrupted, Interruption
 from smoe.nn._classification import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
-from smoe.training.distribution import (
-    by_first,
-    gather_process_states,
-    make_accelerator,
-    make_schedule,
-    restore_process_state,
-)
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import (
@@ -36,7 +30,19 @@ from smoe.training.run_directory import (
     load_checkpoint,
     save_checkpoint,
 )
-from smoe.training.task import MeanLoss, ShuffledBatches, Task, evaluate, load_batches, metric_names, sum_over_processes
+from smoe.training.task import (
+    MeanLoss,
+    ShuffledBatches,
+    Task,
+    by_first,
+    evaluate,
+    gather_process_states,
+    load_batches,
+    make_accelerator,
+    metric_names,
+    restore_process_state,
+    sum_over_processes,
+)
 
 # Reading the loss waits for the accelerator, and several processes agree on a stop by a reduction: both are done now
 # and then only.
@@ -426,3 +432,47 @@ def _all_finite(values: list[Tensor]) -> bool:
     # One value is read on the host, and not one for each tensor.
     flags = [value.isfinite().all() for value in numbers]
     return not flags or bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau | CosineSchedule:
+    """Return the schedule of a plan; `step(monitored)` sets the learning rates after an epoch."""
+    if plan.schedule == "cosine":
+        return CosineSchedule(optimizer, plan)
+    # Without a margin in the plan, torch's own: a hundredth of a percent.
+    margin: dict[str, Any] = {"threshold": plan.min_delta, "threshold_mode": "abs"} if plan.min_delta > 0.0 else {}
+    return ReduceLROnPlateau(
+        optimizer, plan.monitor_mode, plan.plateau_factor, plan.plateau_patience, min_lr=plan.min_lr, **margin
+    )
+
+
+class CosineSchedule:
+    """Linear warm-up, then half a cosine wave. The rate depends on the number of epochs only.
+
+    (torch's schedules compute the rate from that of the epoch before, and warn about a run that is resumed at the end
+    of an epoch.)
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> None:
+        self._optimizer, self._plan = optimizer, plan
+        self._peaks = [group["lr"] for group in optimizer.param_groups]
+        self.load_state_dict({"num_epochs": 0})
+
+    def step(self, monitored: float, /) -> None:
+        """Set the rates of the next epoch; the monitored metric has no effect."""
+        del monitored
+        self.load_state_dict({"num_epochs": self._num_epochs + 1})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_epochs": self._num_epochs}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        self._num_epochs = state["num_epochs"]
+        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = self._rate(peak)
+
+    def _rate(self, peak: float) -> float:
+        plan, epoch = self._plan, self._num_epochs
+        if epoch < plan.warmup_epochs:
+            return peak * (plan.warmup_start + (1.0 - plan.warmup_start) * epoch / plan.warmup_epochs)
+        share = (epoch - plan.warmup_epochs) / (plan.max_epochs - plan.warmup_epochs)
+        return plan.min_lr + (peak - plan.min_lr) * (1.0 + math.cos(math.pi * share)) / 2.0

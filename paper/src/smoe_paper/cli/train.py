@@ -77,8 +77,8 @@ def _resume(path: Path, args: list[str]) -> int:
 def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     # torch is imported from here on only: a typo is answered at once.
     from smoe.training import Interrupted
-    from smoe.training.distribution import leave_processes
     from smoe.training.progress import BarReporter, Reporter, TrackedReporter
+    from smoe.training.task import leave_processes
     from smoe_paper.experiments.runs import train
 
     # Launchers number the processes of a run in RANK; the first one prints for all.

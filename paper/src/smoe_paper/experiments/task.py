@@ -22,9 +22,8 @@ from smoe.options import BiasOwner
 from smoe.reports.run_report import Places
 from smoe.rules import Damping, Rule
 from smoe.training import to_plain
-from smoe.training.distribution import make_accelerator
 from smoe.training.run_directory import RunDirectory
-from smoe.training.task import Collate, Metric, Task, evaluate, predict
+from smoe.training.task import Collate, Metric, Task, evaluate, make_accelerator, predict
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.baselines.routing_losses import ScoreGate, auxiliary_loss
 from smoe_paper.experiments.experiment import experiment_of
