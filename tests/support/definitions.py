@@ -164,17 +164,19 @@ def define_layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: tor
         }
     definition = define_routing(error.flatten(2), indices, layer.gate.num_experts, F_, **options)
     into_experts = definition.damped.unflatten(2, error.shape[2:])
+    # The error of a weighted layer at its scores.
+    at_scores = error * selected.detach() if layer._weighted else error
+    labels = define_routing(at_scores.flatten(2), indices, layer.gate.num_experts, F_, **options).labels
     into_experts = into_experts * weights.detach() if layer._weighted else into_experts
     gate_loss = torch.zeros((), dtype=scores.dtype)
     if isinstance(rule, RoutingClassification) and layer.gate.num_selected < layer.gate.num_experts:
         for b, expert, p in torch.cartesian_prod(*(torch.arange(size) for size in per_sample.shape)).tolist():
-            score, label = per_sample[b, expert, p], definition.labels[b, expert, p]
+            score, label = per_sample[b, expert, p], labels[b, expert, p]
             right, wrong = F.logsigmoid(score), F.logsigmoid(-score)
             gate_loss = gate_loss - (label * right + (1.0 - label) * wrong)
         gate_loss = rule.weight * gate_loss / per_sample.numel()
     elif isinstance(rule, EndToEnd):
-        # A loss whose gradient at a selected score is the error, times the output if the layer is weighted.
-        at_scores = error * selected.detach() if layer._weighted else error
+        # A loss whose gradient at a selected score is that error.
         gate_loss = (weights * at_scores).sum()
     total = (selected * into_experts).sum() + gate_loss
     parameters = {"input": x, "weight": layer.weight}

@@ -9,7 +9,7 @@ from smoe.nn._routed_layer import Learner, RoutedLayer, Step
 from smoe.ops._classification import end_to_end_gradient, have_one_threshold, train_routing
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import Routing
-from smoe.rules import RoutingClassification
+from smoe.rules import Damping, RoutingClassification
 
 
 class EndToEndLearner(Learner):
@@ -103,15 +103,23 @@ class RoutingClassificationLearner(Learner):
         """The selected experts' outputs; in backward, the gate learns and the experts receive the damped error."""
         layer = step.layer
         layer.gate.refuse_own_steps(self.rule)
-        output = step.weighed(step.select(step.routing.indices))
-        damping = layer._active_damping
+        selected = step.select(step.routing.indices)
+        output, damping = step.weighed(selected), layer._active_damping
+        if layer._weighted:
+            # As in the released code, the error of a weighted choice is the error signal times its expert's output,
+            # which a term of value zero receives as its gradient.
+            outputs = selected.detach()
+            return step.damped(output) + outputs * (self._train(step, outputs, None) - outputs)
         if damping is not None and not have_one_threshold(self.rule, damping):
             # Two thresholds take two passes; the gate is to see the whole error, so the damping comes last in backward.
             output, damping = step.damped(output), None
+        return self._train(step, output, damping)
+
+    def _train(self, step: Step, output: torch.Tensor, damping: Damping | None) -> torch.Tensor:
         return train_routing(
             *(output, step.routing),
-            expert_channels=layer._expert_channels,
-            signal=layer._signal,
+            expert_channels=step.layer._expert_channels,
+            signal=step.layer._signal,
             rule=self.rule,
             damping=damping,
         )
