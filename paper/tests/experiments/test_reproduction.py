@@ -113,7 +113,9 @@ def test_a_diverged_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_two_calls_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
-        FileLock(tmp_path / ".lock"),
+        FileLock(tmp_path / ".lock-heat"),
         pytest.raises(RunError, match=f"process {os.getpid()} is making runs in"),
     ):
-        make_runs([], RunStore(tmp_path / "runs.jsonl"), tmp_path)
+        make_runs([], RunStore(tmp_path / "heat/runs.jsonl"), tmp_path)
+    with FileLock(tmp_path / ".lock-heat"):
+        make_runs([], RunStore(tmp_path / "weather/runs.jsonl"), tmp_path)

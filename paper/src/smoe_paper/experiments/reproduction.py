@@ -54,8 +54,6 @@ def plan_runs(
     for seed in range(num_seeds):
         for table in tables:
             for row in table.rows:
-                if not row.can_train:
-                    continue
                 if only and only.lower() not in (text.lower() for text in (row.label, *row.labels)):
                     continue
                 recipe = scale.recipe(row, seed)
@@ -83,7 +81,7 @@ def make_runs(
     runs_dir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(FileLock(runs_dir / ".lock"))
+            stack.enter_context(FileLock(runs_dir / f".lock-{store.path.parent.name}"))
         except LockedError as error:
             raise RunError(f"{error.holder} is making runs in {runs_dir}; wait for it or stop it") from None
         stack.callback(_stop, active)

@@ -53,7 +53,6 @@ class Row:
     labels: tuple[str, ...]
     recipe: Recipe
     paper: tuple[PublishedResult, ...] = ()
-    can_train: bool = True  # otherwise the library cannot train it any more, and the row shows its stored runs
 
     @property
     def label(self) -> str:
@@ -72,6 +71,7 @@ class ResultTable:
     text: str = ""  # about the set-up; statements about results belong into `notes.md` beside the results
     references: tuple[str, ...] = ()
     metrics: tuple[ShownMetric, ...] = ()
+    picture: tuple[str, str] = ("", "")  # a file beside the stored runs that stands below the table, and its caption
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -248,6 +248,7 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
         f"# {table.title}",
         f"Made by `smoe reproduce {table.name}`.{source}",
         _grid(headings, lines),
+        _picture(table, store, ""),
         f"{tables.metric_text} *Epochs* are those until the best weights. Scales: {scales}.",
         "\n".join(about_rows[row.label] for row in table.rows if row.label in about_rows),
         table.text,
@@ -276,8 +277,9 @@ def page(experiments: Iterable[tuple[TableSet, RunStore]]) -> str:
             name = f"[{table.name}]({more})" if (store.path.parents[1] / more).exists() else table.name
             title = f"## {table.source[0].upper()}{table.source[1:]}: {table.title}"
             headings = [*table.columns, *_number_columns(metrics, paper_metrics), "is", "seeds", "scale"]
-            parts += [title, f"{name}. {tables.metric_text}", _grid(headings, lines)]
-    return "\n\n".join(parts) + "\n"
+            picture = _picture(table, store, f"{tables.name}/")
+            parts += [title, f"{name}. {tables.metric_text}", _grid(headings, lines), picture]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 PAGE_TEXT = """Made by `smoe reproduce page` from the stored runs. A row *is*
@@ -287,7 +289,14 @@ PAGE_TEXT = """Made by `smoe reproduce page` from the stored runs. A row *is*
 - smaller: run on the paper's data, but with fewer of them, or with smaller networks or fewer steps;
 - simulated: run on simulated data, with smaller networks, which says nothing of the paper's numbers;
 - not run: no run is stored;
-- ours: a row that the paper does not have."""
+- ours: a row that the paper does not have.
+
+Figures 1 and 2 of the paper are drawings of the method, which [the report](../../docs/report.md) describes."""
+
+
+def _picture(table: ResultTable, store: RunStore, folder: str) -> str:
+    name, caption = table.picture
+    return f"![{caption}]({folder}{name})\n\n*{caption}.*" if name and store.path.with_name(name).exists() else ""
 
 
 def _read_notes(path: Path, table: ResultTable) -> tuple[dict[str, str], str]:

@@ -108,6 +108,8 @@ def draw_tables(
             pictures.append(output_dir / "routing.png")
             draw_routing(*learned(run), pictures[-1])
         pictures += _draw_accuracies(names["heat/main"].rows, store, output_dir / "accuracy.png")
+    if "heat/starts" in names:
+        pictures += _draw_accuracies(names["heat/starts"].rows, store, output_dir / "starts.png")
     if "heat/quantile-damping" in names:
         pictures += _draw_quantile_damping(store, output_dir / "quantile-damping.png")
     return pictures

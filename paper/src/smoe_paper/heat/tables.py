@@ -12,7 +12,7 @@ from typing import Any
 from smoe.rules import Damping, EndToEnd, RoutingClassification, StraightThrough
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses
-from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, ShownMetric, TableSet, make_table
 from smoe_paper.heat.recipes import (
     HEAT_RECIPES,
     PUBLISHED,
@@ -44,23 +44,15 @@ def _published(first: float | PublishedResult, *others: Any) -> PublishedResult:
 
 
 def _table(name: str, source: str, title: str, columns: str, rows: Iterable[tuple[Any, ...]]) -> ResultTable:
-    made = [
-        Row(
-            tuple(labels.split("; ")),
-            _recipe(changes),
-            (_published(*paper),) if paper else (),
-            can_train=changes is not _STRAIGHT_THROUGH_BY_SCORE,
-        )
-        for labels, changes, *paper in rows
-    ]
-    return ResultTable(f"heat/{name}", title, tuple(columns.split("; ")), tuple(made), source)
+    made = ((labels, _recipe(changes), *([_published(*paper)] if paper else [])) for labels, changes, *paper in rows)
+    return make_table(f"heat/{name}", title, columns, made, source, picture=_PICTURES.get(name, ("", "")))
 
 
-_END_TO_END = {"rule": EndToEnd()}
-# In the order of scores, as it was measured, with the defaults of then written out: the rule now needs families.
-_STRAIGHT_THROUGH_BY_SCORE = {
-    "rule": StraightThrough(temperature=1.0, share=1.0, noise=0.0, warm_up=100, patience=0),
+_PICTURES = {
+    "main": ("routing.png", "Figure 3, centre and right: regions and stencils, and what a run of seed 0 learned"),
+    "starts": ("starts.png", "Footnote of Table B.1: accuracy by epoch of the rows of the table, first seed"),
 }
+_END_TO_END = {"rule": EndToEnd()}
 _MODELS = {
     "conv": "Convolution",
     "coordconv": "CoordConv",
@@ -134,7 +126,6 @@ RULES: dict[str, dict[str, Any]] = {
     "RC, released settings": {"rule": RELEASED},
     "RC, the paper's text": {"rule": RoutingClassification.paper()},
     "default": _DEFAULT,
-    "straight-through": _STRAIGHT_THROUGH_BY_SCORE,
     "end to end": _END_TO_END,
 }
 _OTHER_SIZES: dict[str, dict[str, Any]] = {
@@ -253,16 +244,9 @@ _TABLES: dict[tuple[str, str, str, str], Iterable[tuple[Any, ...]]] = {
     ],
 }
 
-SHORT_EPOCHS = 10
 
-
-def _small(recipe: HeatRecipe) -> HeatRecipe:
-    return replace(recipe, data=replace(recipe.data, num_train_runs=250))
-
-
-def _short(recipe: HeatRecipe) -> HeatRecipe:
-    # A step of a ViT or of a fully-connected gate takes a hundred times as long as that of an SMoE.
-    return replace(_small(recipe), training=replace(recipe.training, max_epochs=SHORT_EPOCHS))
+def _fewer(recipe: HeatRecipe, num_runs: int, size: int) -> HeatRecipe:
+    return replace(recipe, data=replace(recipe.data, num_train_runs=num_runs, spatial_shape=(size, size)))
 
 
 class HeatExperiment(Experiment):
@@ -283,8 +267,9 @@ class HeatExperiment(Experiment):
         tables=tuple(_table(*head, rows) for head, rows in _TABLES.items()),
         scales=(
             Scale("paper", "1000 training runs of 100 steps"),
-            Scale("small", "250 of them", _small, "smaller"),
-            Scale("short", f"250 of them, stopped after {SHORT_EPOCHS} epochs", _short, "smaller"),
+            Scale("small", "250 of them", lambda recipe: _fewer(recipe, 250, 64), "smaller"),
+            # A step of a ViT or of a fully-connected gate takes a hundred times as long as an SMoE's on the whole grid.
+            Scale("tiny", "100 of them on 16 x 16 pixels", lambda recipe: _fewer(recipe, 100, 16), "smaller"),
         ),
         data_field="cache_dir",
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from smoe.nn import RoutedLayer, SharedBatchNorm2d
+from smoe.nn import GridConv2d, RoutedLayer, SharedBatchNorm2d
 from smoe_paper.baselines import check_input
 
 
@@ -48,7 +48,7 @@ class ResidualConv(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.skip = nn.Sequential()
         if in_channels != out_channels:
-            self.skip.append(nn.Conv2d(in_channels, out_channels, 1, bias=False)).append(nn.BatchNorm2d(out_channels))
+            self.skip.extend([GridConv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels)])
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return self.layers(input) + self.skip(input)
