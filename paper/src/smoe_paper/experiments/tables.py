@@ -242,6 +242,9 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
             lines.append([*row.labels, f"{first['parameters']}{gate}", *numbers, *ends])
         for run in (run for outcome in found for run in outcome.results):
             circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}")
+    dirty = (
+        "Runs of a commit that ends in -dirty had changes that were not committed: they cannot be made again exactly."
+    )
     source = f" Paper: {table.source}." if table.source else ""
     scales = "; ".join(f"{scale.name}: {scale.text}" for scale in tables.scales)
     parts = [
@@ -254,6 +257,7 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
         table.text,
         about_table,
         "\n".join(["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else []),
+        dirty if any("-dirty" in line for line in circumstances) else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -206,6 +206,15 @@ _TABLES: dict[tuple[str, str, str, str], Iterable[tuple[Any, ...]]] = {
         "Auxiliary losses and noise, without RC loss and damping",
         "importance; load; spatial agreement; noise",
     ): [(labels, {**_END_TO_END, **_auxiliary(labels)}, *without_rc) for labels, _, without_rc in _AUXILIARY],
+    ("auxiliary-weight", "", "Factor of the importance loss, with RC loss and damping", "factor"): [
+        (f"{weight:g}", {"auxiliary": AuxiliaryLosses(importance=True, weight=weight)})
+        for weight in (1e-3, 0.01, 0.1, 1.0)
+    ],
+    ("gate-auxiliary", "", "Gates that look at their input, with auxiliary losses", "gate; losses"): [
+        (f"{gate}; {losses}", {"gate": gate, "auxiliary": AuxiliaryLosses(True, False, losses != "importance")})
+        for gate in ("conv", "coordconv", "lcn", "coordconv3")
+        for losses in ("importance", "importance, spatial agreement")
+    ],
     ("experts", "Table C.4", "Expert functions", "experts"): [
         ("Convolution", SMOE, 100.0),
         ("CoordConv", {"experts": "coordconv"}, 96.5, 0.3),
