@@ -17,8 +17,7 @@ COMMANDS = {
         ),
     ),
     "evaluate": Command(f"{_CLI}.runs:run_evaluate", "score a trained run", ("smoe evaluate runs/first",)),
-    # In place of those of smoe, which know fitted models only.
-    "show": Command(f"{_CLI}.runs:run_show", "draw what a run or a fitted model learned", ("smoe show runs/first",)),
+    # In place of that of smoe, which knows fitted models only.
     "report": Command(
         f"{_CLI}.runs:run_report",
         "write a page about one run or several: scores, curves, routing, errors",

@@ -41,7 +41,6 @@ def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]
         (("train", "heat/smoe", "--damping", "3"), "factor must be in [0, 1]"),
         (("evaluate", "nowhere"), "nowhere is not a run directory"),
         (("evaluate", "--split", "test"), "give a run directory first"),
-        (("show", "nowhere"), "nowhere is not a run directory"),
         (("reproduce", "heat", "weather", "--output-dir", "x"), "--output-dir is the folder of one experiment"),
         (("recipes", "heat"), "takes no argument, got 'heat'"),
         # A name from others does not write to the terminal what it wants.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from smoe.training.plan import TrainingPlan
@@ -85,12 +84,6 @@ class ToyExperiment(Experiment):
         return assemble_task(
             recipe, model, torch.nn.functional.mse_loss, [MeanSquaredError()], samples, default_collate
         )
-
-    def draw(self, run: Any) -> list[Path]:
-        """Writes the splits instead of a picture."""
-        path = run.directory.path / "picture.txt"
-        path.write_text(", ".join(run.task.splits))
-        return [path]
 
 
 TOY = ToyExperiment()

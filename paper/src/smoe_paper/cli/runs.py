@@ -1,4 +1,4 @@
-"""`smoe evaluate`, `smoe show` and `smoe report` of trained runs; the last two of fitted models too."""
+"""`smoe evaluate` and `smoe report` of trained runs; the last of fitted models too."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import sys
 from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 from smoe.cli.report import FitPlaces, Report, fit_data, parse_report, write_report
 from smoe.command_line import UsageError, parse
 from smoe_paper.experiments.experiment import find_experiment
 
 
-@dataclass(frozen=True)
+@dataclass
 class EvaluateOptions:
     """Scores a trained run."""
 
@@ -23,58 +21,32 @@ class EvaluateOptions:
     checkpoint: Literal["best", "last"] = "best"  # The best weights by the validation split, or the last ones.
 
 
-@dataclass(frozen=True)
-class ShowOptions:
-    """Draws what a run learned into RUN/pictures: its scores by epoch and its routing. `smoe report RUN` shows more."""
-
-    checkpoint: Literal["best", "last"] = "best"  # The best weights by the validation split, or the last ones.
-
-
 def run_evaluate(args: list[str]) -> int:
-    return _open_and("evaluate", EvaluateOptions, args)
-
-
-def run_show(args: list[str]) -> int:
-    if args and not args[0].startswith("-"):
-        from smoe.cli.fit import run_show as show_fit
-        from smoe.regression import is_model_folder
-
-        if is_model_folder(Path(args[0])):
-            return show_fit(args)
-    return _open_and("show", ShowOptions, args)
-
-
-def _open_and(command: str, kind: type[Any], args: list[str]) -> int:
-    """Opens a run with the data that were given as `--data.NAME PATH`, and scores or draws it."""
+    """Opens a run with the data that were given as `--data.NAME PATH`, and scores it."""
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(
-            f"usage: smoe {command} RUN [--checkpoint best|last] [--data.NAME PATH] [...]\n\n{kind.__doc__}\n"
+            f"usage: smoe evaluate RUN [--split NAME] [--checkpoint best|last] [--data.NAME PATH]\n\n"
+            f"{EvaluateOptions.__doc__}\n"
             "--data.store, --data.root or --data.cache-dir names data that were moved, or lie outside the run and the\n"
-            f"working directory. `smoe {command} RUN --help` lists every option.\n"
+            "working directory. `smoe evaluate RUN --help` lists every option.\n"
         )
         return 0 if args else 2
     if args[0].startswith("-"):
-        raise UsageError(f"give a run directory first (see smoe {command} --help)")
+        raise UsageError("give a run directory first (see smoe evaluate --help)")
     path = Path(args[0])
 
     from smoe.training.run_directory import RunDirectory
     from smoe_paper.experiments.runs import data_paths, open_run, read_recipe
 
     _, recipe = read_recipe(RunDirectory(path))
-    experiment = find_experiment(recipe.experiment)
     moved = make_dataclass("Data", [(key, Path | None, field(default=None)) for key in data_paths(recipe)])
     moved.__doc__ = "Paths of the data, where they are not those of the recipe."
-    fields: list[Any] = [("options", Annotated[kind, tyro.conf.arg(name="")], field(default_factory=kind))]
-    both = make_dataclass("Options", [*fields, ("data", moved, field(default_factory=moved))])
-    both.__doc__ = (kind.__doc__ or "").splitlines()[0]
-    parsed: Any = parse(both, args[1:], prog=f"smoe {command} {path}")
-    data = {key: value for key, value in vars(parsed.data).items() if value is not None}
-    if isinstance(parsed.options, EvaluateOptions):
-        split = parsed.options.split
-        experiment.evaluate(open_run(path, parsed.options.checkpoint, (split,), _notify, data), split)
-        return 0
-    for picture in experiment.draw(open_run(path, parsed.options.checkpoint, (), _notify, data)):
-        sys.stdout.write(f"{picture}\n")
+    kind = make_dataclass("Options", [("data", moved, field(default_factory=moved))], bases=(EvaluateOptions,))
+    kind.__doc__ = EvaluateOptions.__doc__
+    options: Any = parse(kind, args[1:], prog=f"smoe evaluate {path}")
+    data = {key: value for key, value in vars(options.data).items() if value is not None}
+    run = open_run(path, options.checkpoint, (options.split,), _notify, data)
+    find_experiment(recipe.experiment).evaluate(run, options.split)
     return 0
 
 

@@ -98,13 +98,6 @@ class Experiment:
         for remark in parts.remarks:
             print_text(remark)
 
-    def draw(self, run: OpenRun) -> list[Path]:
-        """Draws scores by epoch and what was learned into a run's folder; returns the pictures."""
-        found = self.find("draw_run")
-        if found is not None:
-            return found(run)
-        return run.draw_curve() + run.draw_routing(self.report_parts(run, None).places)
-
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
         """What only the experiment knows about a run that was opened with a split; None for a report without data."""
         found = self.find("report_parts")

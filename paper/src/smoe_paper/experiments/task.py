@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,13 +12,10 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-import smoe
 from smoe import nn
-from smoe.diagnostics import fixed_gates
 from smoe.nn import RoutedLayer
 from smoe.ops import family_members
 from smoe.options import BiasOwner
-from smoe.reports.run_report import Places
 from smoe.rules import Damping, Rule
 from smoe.training import to_plain
 from smoe.training.run_directory import RunDirectory
@@ -268,34 +264,6 @@ class OpenRun:
             )
         options: dict[str, Any] = {"device": accelerator.device, "num_workers": plan.num_workers}
         yield from predict(model, task.splits[split], plan.evaluation_batch_size, collate=task.collate, **options)
-
-    def draw_curve(self, reference: tuple[str, float] | None = None) -> list[Path]:
-        """Draws the monitored metric by epoch; returns the picture, or nothing before the first epoch."""
-        from smoe_paper.charts import draw_score
-
-        plan = self.recipe.training
-        key, path = f"validation/{plan.monitor}", self.directory.pictures / "accuracy.png"
-        history = enumerate(self.directory.read_history(), start=1)
-        values = {epoch: record[key] for epoch, record in history if record.get(key) is not None}
-        if not values:
-            return []
-        title = key.replace("_", " ").replace("/", ", ")
-        draw_score(values, title, path, is_maximum=plan.monitor_mode == "max", reference=reference)
-        return [path]
-
-    def draw_routing(self, places: Places | None) -> list[Path]:
-        """Draws the routing of each gate with a choice that is the same for all inputs; returns the picture, if any."""
-        model = self.model.cpu().eval()
-        if not any(gate.num_experts > 1 for gate in fixed_gates(model).values()):
-            return []
-        where: dict[str, Any] = {}
-        if places is not None and places.kind == "mesh":
-            where = {"coords": places.coordinates}
-        elif places is not None and places.rows is not None and places.columns is not None:
-            where = {"coords": {axis.name: axis.values for axis in (places.rows, places.columns)}}
-        path = self.directory.pictures / "routing.png"
-        smoe.plot_routing(model, path, title=self.name, **where)  # by name: it needs matplotlib
-        return [path]
 
     def _prepare(self) -> tuple[Accelerator, torch.nn.Module]:
         """The model for evaluation, if the task makes another one."""

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
@@ -15,14 +17,13 @@ from smoe.diagnostics import region_agreement, regions_of_experts
 from smoe.nn import SpatialMoE2d
 from smoe.reports.run_report import Places
 from smoe.views import save_picture
-from smoe_paper.charts import COLOURS, show_numbers
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.runs import kept_run
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import Outcome, ResultTable, Row, outcomes
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.heat.data import diffusion_stencil, make_region_map
-from smoe_paper.heat.recipes import PUBLISHED, HeatDiffusion, SpatialMoEModel
+from smoe_paper.heat.recipes import HeatDiffusion
 from smoe_paper.heat.tables import DAMPINGS, HEAT, QUANTILES, SMOE, grid_recipe
 from smoe_paper.models import SpatialMoENet
 
@@ -83,16 +84,6 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     with torch.no_grad():
         routing_map = layer.routing().indices[0].cpu().numpy()
     return make_region_map(run.recipe.data), stencils, routing_map, layer.weight.detach()[:, 0].cpu().numpy()
-
-
-def draw_run(run: OpenRun) -> list[Path]:
-    """The accuracy by epoch, and the routing map with the experts of an SMoE."""
-    paper = PUBLISHED.get(run.name)
-    pictures = run.draw_curve((f"paper, after {paper.epochs} epochs", paper.mean) if paper else None)
-    if isinstance(run.recipe.model, SpatialMoEModel):
-        pictures.append(run.directory.pictures / "routing.png")
-        draw_routing(*learned(run), pictures[-1])
-    return pictures
 
 
 def draw_tables(
@@ -187,3 +178,26 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
         targets=(("temperature", ""),),
         filters={f"diffusivity {value:g}": diffusion_stencil(value) for value in data.diffusivities},
     )
+
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def show_numbers(
+    axes: Axes,
+    values: np.ndarray,
+    palette: str,
+    decimals: int,
+    limits: tuple[float | None, float | None] = (None, None),
+    fontsize: float = 10,
+) -> None:
+    """Show a matrix as colours with a number in each cell; NaN is left blank."""
+    shown = np.ma.masked_invalid(values)
+    image = axes.imshow(shown, cmap=palette, aspect="auto", vmin=limits[0], vmax=limits[1])
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            red, green, blue, _ = matplotlib.colormaps[palette](image.norm(value))
+            colour = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+            # Adding 0.0 turns -0.0 into 0.0.
+            text = f"{round(float(value), decimals) + 0.0:.{decimals}f}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=fontsize)
