@@ -1,7 +1,7 @@
 """Fills what documents quote of stored tables, between `<!-- numbers: NAME -->` and `<!-- end -->`.
 
 `<!-- table: FILE | FIRST CELL | COLUMNS -->` quotes columns of a table in `paper/results`, found by the first cell of
-its header.
+its header; `FILE#HEADING` begins to look below a heading.
 
 python tools/fill_numbers.py [--check]    (which writes nothing, and fails if a document is out of date)
 """
@@ -106,7 +106,10 @@ def heat() -> str:
 
 def table(file: str, first: str, columns: str) -> str:
     """Some columns of a stored table."""
-    lines = iter((ROOT / "paper/results" / file).read_text().splitlines())
+    file, _, heading = file.partition("#")
+    lines = iter(
+        (ROOT / "paper/results" / file).read_text().partition(f"## {heading}\n" if heading else "#")[2].splitlines()
+    )
     header = next(cells for cells in map(_cells, lines) if cells and cells[0] == first)
     wanted = (
         [0, *(header.index(name.strip()) for name in columns.split(";"))] if columns.strip() else range(len(header))

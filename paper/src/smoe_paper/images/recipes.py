@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from smoe.options import Combiner, Order
-from smoe.rules import EndToEnd, Frozen, RoutingClassification, Rule, StraightThrough
+from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum
@@ -302,7 +301,6 @@ _DEFAULTS = {
 
 _UNDAMPED = RoutingClassification(error_quantile=0.7)
 _DAMPED = RoutingClassification.paper()
-_RELEASED = RoutingClassification.released()
 
 
 def _models(set_name: str) -> ResultTable:
@@ -325,17 +323,7 @@ _ROUTING: dict[str, tuple[Rule, dict[str, Any]]] = {
     "white noise; frozen; score": (Frozen(), {"gate": "random"}),
     "white noise; q 0.7, no damping; score": (_UNDAMPED, {}),
     "white noise; q 0.7, damping 0.1; score": (_DAMPED, {}),
-    "white noise; q 0.3, damping 0; score": (_RELEASED, {}),
-    "white noise; frozen; index": (Frozen(), {"gate": "random"}),
-    "smooth, 3.5 pixels; frozen; score": (Frozen(), {"gate": "random", "gate_init": "smooth"}),
-    "smooth, 3.5 pixels; frozen; index": (Frozen(), {"gate": "random", "gate_init": "smooth"}),
-    "smooth, 7 pixels; frozen; score": (Frozen(), {"gate": "random", **_WIDE}),
-    "smooth, 7 pixels; frozen; index": (Frozen(), {"gate": "random", **_WIDE}),
     "smooth, 7 pixels; q 0.7, no damping; index": (_UNDAMPED, _WIDE),
-    "smooth, 7 pixels; q 0.7, damping 0.1; index": (_DAMPED, _WIDE),
-    "smooth, 7 pixels; q 0.3, damping 0; index": (_RELEASED, _WIDE),
-    "smooth, 7 pixels; q 0.95, no damping; index": (RoutingClassification(error_quantile=0.95), _WIDE),
-    "smooth, 7 pixels; end to end; index": (EndToEnd(), _WIDE),
 }
 
 
@@ -348,20 +336,15 @@ def _routing() -> ResultTable:
     return make_table("images/routing", "How the gate of a classifier learns", columns, rows)
 
 
-def _shorten(recipe: ImageRecipe, images_per_epoch: int) -> ImageRecipe:
-    """One epoch of batches of 32: many small steps, because the images are few."""
-    training = replace(IMAGE_TRAINING, batch_size=32, evaluation_batch_size=200, max_epochs=1)
-    return replace(recipe, data=replace(recipe.data, images_per_epoch=images_per_epoch), training=training)
-
-
 def _mini(recipe: ImageRecipe) -> ImageRecipe:
     """Networks small enough to train on the whole set; the best of five validations is tested."""
-    shortened = _shorten(recipe, 12_000)
     return replace(
-        shortened,
+        recipe,
+        data=replace(recipe.data, images_per_epoch=12_000),
         model=replace(recipe.model, filters=16),
         optimizer=replace(recipe.optimizer, lr=2e-3, gate_lr=1e-3),
-        training=replace(shortened.training, max_epochs=5),
+        # Many small steps, because the images are few.
+        training=replace(IMAGE_TRAINING, batch_size=32, evaluation_batch_size=200, max_epochs=5),
     )
 
 
@@ -385,13 +368,6 @@ class ImageExperiment(Experiment):
                 "paper",
                 "batches of 512, Adam 1e-3, a tenth of it after 15 epochs without improvement, the end after 30",
             ),
-            Scale(
-                "small",
-                "800 batches of 32 drawn from the whole training set, less than half an epoch, Adam 1e-3",
-                partial(_shorten, images_per_epoch=25_600),
-                kind="smaller",
-            ),
-            Scale("trial", "300 batches of 32 in the same way", partial(_shorten, images_per_epoch=9_600), "smaller"),
             Scale(
                 "mini",
                 "nets of 16 filters, 1,875 batches of 32 drawn from the whole training set, Adam 2e-3 (gates 1e-3)",
