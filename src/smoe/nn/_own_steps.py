@@ -6,6 +6,9 @@ parameters, in `.grad`. When an optimiser steps that holds a parameter of the la
 becomes one step of Adam with a size of its own, which is smaller only towards the end of a schedule, so that everything
 comes to rest together. Gradients that the user sets to None are forgotten with those of the layer: only what belongs to
 the step counts, with a loss scaler that skips steps, a line search, or two passes for a step.
+
+Local affine maps are parameters, and the optimiser's. Its step is lengthened where its rate is too low for numbers of
+which each sees one pixel.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
 # Part of the highest learning rate so far below which own steps become smaller with it.
 _LAST_PART = 1.0 / 3.0
+# Learning rate of local affine maps, at least, where the rate of the user is that of an optimiser of Adam's kind.
+_MAP_RATE = 5e-3
 _HALF = (torch.float16, torch.bfloat16)
 
 _numbering = itertools.count()
@@ -300,36 +305,65 @@ def _mark_leaves(module: SelfTaught, incompatible_keys: object) -> None:
 
 
 _hooks: list[RemovableHandle] = []
+# During a step of an optimiser: local affine maps that it will move, their values before, and a factor of the step.
+_stepping: list[tuple[torch.Tensor, torch.Tensor, float]] = []
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
     return {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _pace(group: dict[str, Any]) -> float:
-    """Factor of the step size: 1, and less once the learning rate of the group is below a third of its highest.
+def _highest_rate(group: dict[str, Any]) -> float:
+    """The highest learning rate of a group so far; 0 if it has none, or one that a device would have to be asked for.
 
-    The highest rate is stored in the group, as schedulers store `initial_lr`: it is saved with the optimiser, and a new
-    optimiser starts without it.
+    It is stored in the group, as schedulers store `initial_lr`: it is saved with the optimiser, and a new optimiser
+    starts without it.
     """
     rate = group.get("lr")
-    if rate is None or (isinstance(rate, torch.Tensor) and not rate.is_cpu):  # not to wait for a device
-        return 1.0
+    if rate is None or (isinstance(rate, torch.Tensor) and not rate.is_cpu):
+        return 0.0
     group["highest_lr"] = highest = max(float(rate), group.get("highest_lr", 0.0))
-    return min(1.0, float(rate) / (_LAST_PART * highest)) if highest > 0.0 else 1.0
+    return highest
+
+
+def _pace(group: dict[str, Any]) -> float:
+    """Factor of the step size: 1, and less once the learning rate of the group is below a third of its highest."""
+    highest = _highest_rate(group)
+    return min(1.0, float(group["lr"]) / (_LAST_PART * highest)) if highest > 0.0 else 1.0
+
+
+@torch.no_grad()
+def _slow_maps(groups: dict[int, dict[str, Any]]) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """Local affine maps for which the rate of an optimiser is too low, for `_stepping`."""
+    layers = {layer for module in _modules.values() for layer in module._layers}
+    affine = (getattr(layer, "_affine", None) for layer in layers)
+    for values in (values for each in affine if each is not None for values in each.parameters()):
+        group = groups.get(id(values), {})
+        # The rate of other optimisers, such as SGD, is no size of a step.
+        highest = _highest_rate(group) if "betas" in group and values.grad is not None else 0.0
+        if 0.0 < highest < _MAP_RATE:
+            # Weight decay stays as it is.
+            decay = group.get("weight_decay", 0.0) if group.get("decoupled_weight_decay") else 0.0
+            yield values, values * (1.0 - float(group["lr"]) * decay), _MAP_RATE / highest
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     del args, kwargs
-    new = [module for module in _modules.values() if not module._is_led]
-    if new:
-        groups = _groups(optimizer)
-        for module in new:
-            module._is_led = module._group(groups) is not None
+    if not _modules:
+        return
+    groups = _groups(optimizer)
+    for module in _modules.values():
+        module._is_led = module._is_led or module._group(groups) is not None
+    # Of an optimiser that calls another one, the step of that one counts.
+    _stepping[:] = _slow_maps(groups)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     del args, kwargs
+    with torch.no_grad():
+        for values, before, factor in _stepping:
+            values.add_(values - before, alpha=factor - 1.0)
+    _stepping.clear()
     if not _modules:
         return
     groups, modules = _groups(optimizer), []

@@ -114,6 +114,59 @@ def test_own_steps_come_to_rest_with_a_schedule() -> None:
     torch.testing.assert_close(step_sizes([1e-8]), expected[:1], rtol=1e-3, atol=0)
 
 
+class Calling(torch.optim.Optimizer):
+    """An optimiser whose step is that of another."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def train_maps(rates: list[float], wrap: Any = None, *, apart: bool = False, copied: bool = False) -> nn.Module:
+    """Trains by AdamW with a large decay; maps apart: in a group of their own, whose rate is to be that of maps."""
+    net = make_net()
+    maps = [each for name, each in net.named_parameters() if name.endswith(("scale", "offset"))]
+    others = [each for each in net.parameters() if not any(each is other for other in maps)]
+    groups: list[Any] = [{"params": maps, "weight_decay": 0.6 if apart else 3.0}, {"params": others}]
+    inner = torch.optim.AdamW(groups, 1e-3, weight_decay=3.0)
+    optimizer = inner if wrap is None else wrap(inner)
+    for step, rate in enumerate(rates):
+        for group, factor in zip(inner.param_groups, (5.0 if apart else 1.0, 1.0), strict=True):
+            group["lr"] = rate * factor
+        if copied:
+            state, optimizer = optimizer.state_dict(), torch.optim.AdamW(groups, 1e-3)
+            optimizer.load_state_dict(state)
+            inner = optimizer
+        train(net, optimizer, steps=1, first=step)
+    return net
+
+
+@pytest.mark.parametrize("options", [{}, {"wrap": Calling}, {"copied": True}], ids=str)
+def test_local_affine_maps_have_a_rate_of_at_least_0_005(options: dict[str, Any]) -> None:
+    """Beside Adam at a rate of 0.001; in proportion where a schedule lowers it, and weight decay as it is."""
+    rates = [1e-3, 1e-3, 2e-4, 1e-4]
+    net, expected = train_maps(rates, **options), train_maps(rates, apart=True)
+    assert_same(dict(net.named_parameters()), dict(expected.named_parameters()), rtol=1e-4, atol=1e-6)
+
+
+def test_local_affine_maps_follow_high_rates_other_optimisers_and_requires_grad() -> None:
+    for make, size in (
+        (lambda p: torch.optim.Adam(p, 0.02), 0.02),
+        (lambda p: torch.optim.SGD(p, 1e-3), None),
+        (lambda p: torch.optim.Adam(p, torch.tensor(1e-3)), 5e-3),
+    ):
+        net = make_net()
+        offset = net[0]._affine.offset
+        net[0]._affine.scale.requires_grad_(False)
+        train(net, make(net.parameters()), steps=1)
+        wanted = 1e-3 * offset.grad.abs() if size is None else torch.full_like(offset, size)
+        torch.testing.assert_close(offset.detach().abs(), wanted, rtol=1e-3, atol=1e-9)
+        assert bool((net[0]._affine.scale == 1.0).all())
+
+
 @pytest.mark.parametrize("factor", [1e-12, 1e9])
 def test_scale_of_the_loss_does_not_matter(factor: float) -> None:
     paths = []
