@@ -43,7 +43,7 @@ def test_help_is_answered_within_a_second() -> None:
 
 
 def test_lists_help_texts_and_typos_need_no_torch() -> None:
-    helped = ("train", "train heat/smoe", "evaluate", "show", "reproduce", "data", "data prepare weather", "bench")
+    helped = ("train", "train heat/smoe", "evaluate", "reproduce", "data", "data prepare weather", "bench")
     assert answer(["recipes"], *([*words.split(), "--help"] for words in helped))
     answer(["train", "heat/smeo"], code=1)
     answer(["train", "heat/smoe", "--sed", "1"], ["reproduce", "haet"], code=2)
@@ -58,7 +58,7 @@ def without(packages: set[str], program: str) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     ("package", "commands"),
     [
-        ("tyro", [[name, "--help"] for name in ("fit", "predict", "train", "evaluate", "report", "show", "reproduce")]),
+        ("tyro", [[name, "--help"] for name in ("fit", "predict", "train", "evaluate", "report", "reproduce")]),
         ("accelerate", [["train", "heat/smoe", "--training.max-epochs", "1"], ["report", "."], FIT]),
         ("xarray", [FIT]),
     ],
@@ -72,15 +72,8 @@ def test_a_command_names_the_extra_that_it_lacks(package: str, commands: list[li
     assert all(expected in line for line in result.stderr.splitlines()), result.stderr
 
 
-def test_names_and_pictures_name_the_extra_that_they_lack(tmp_path: Path) -> None:
-    data = "--data.spatial-shape 8 8 --data.num-steps 5 --data.num-train-runs 8 --data.num-validation-runs 1"
-    options = (
-        f"{data} --data.num-test-runs 1 --training.max-epochs 1 --training.device cpu --output-dir {tmp_path / 'r'}"
-    )
-    train, show = ["train", "heat/smoe", *options.split()], ["show", str(tmp_path / "r")]
-    program = f"from smoe.cli import main; main({train!r}); main({show!r}); import smoe; smoe.plot_routing"
-    lines = without({"matplotlib"}, program).stderr.splitlines()
-    assert any(line.startswith("smoe: error: smoe show needs matplotlib, which the extra 'fit'") for line in lines)
+def test_pictures_name_the_extra_that_they_lack() -> None:
+    lines = without({"matplotlib"}, "import smoe; smoe.plot_routing").stderr.splitlines()
     assert "smoe.plot_routing needs matplotlib, which the extra 'fit' installs" in lines[-1]
 
 

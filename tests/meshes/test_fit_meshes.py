@@ -1,4 +1,4 @@
-"""`smoe fit`, `smoe predict` and `smoe show` on files with meshes: they are recognised, and no flag says so."""
+"""`smoe fit`, `smoe predict` and `smoe report` on files with meshes: they are recognised, and no flag says so."""
 
 from __future__ import annotations
 
@@ -112,10 +112,7 @@ def test_one_layer_learns_what_each_node_does(dataset, tmp_path: Path) -> None:
     np.testing.assert_array_equal(again["sst"], model.predict(fields)["sst"])
 
 
-def test_show_and_report(ocean: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(ocean / "run")]) == 0
-    picture = Path(capsys.readouterr().out.strip())
-    assert picture.name == "routing.png" and picture.stat().st_size > 10_000
+def test_the_report_knows_the_mesh(ocean: Path) -> None:
     report = read_fit(ocean / "run", "ocean", None, print)
     assert report.places is not None and report.places.kind == "mesh" and report.gates[0].places.num_pixels == 96
 

@@ -74,13 +74,6 @@ def test_a_fit_prints_what_it_used_and_no_code_of_a_terminal(
     assert (tmp_path / "run" / "scores.txt").read_text().endswith(out.rpartition("model: ")[0])
 
 
-def test_show_draws_the_routing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(folder / "run")]) == 0
-    picture = Path(capsys.readouterr().out.strip())
-    assert picture == folder / "run" / "pictures" / "routing.png" and picture.stat().st_size > 10_000
-    assert main(["show", str(folder / "run"), "--split", "test"]) == 2
-
-
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_predict_writes_what_the_model_predicts(folder: Path, tmp_path: Path, suffix: str) -> None:
     new = regional(8, 4, 6, seed=9).assign_coords(time=times(8, "2003-12-28")).assign_attrs(history="downloaded")
@@ -259,7 +252,7 @@ def test_a_config_of_a_stranger_is_refused_in_one_line(
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(content)
-    for command in (["report", str(model)], ["show", str(model)], ["predict", str(model), "x.nc", "-o", "y.nc"]):
+    for command in (["report", str(model)], ["predict", str(model), "x.nc", "-o", "y.nc"]):
         assert main(command) == 1
         assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(DataError):

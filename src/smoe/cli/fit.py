@@ -1,4 +1,4 @@
-"""`smoe fit`, `smoe predict` and `smoe show`: fits a model to gridded data, predicts by it, draws what it learned."""
+"""`smoe fit` and `smoe predict`: fits a model to gridded data, and predicts by it."""
 
 from __future__ import annotations
 
@@ -192,24 +192,4 @@ def run_predict(args: list[str]) -> int:
         )
     for path in paths:
         sys.stdout.write(f"{path}\n")
-    return 0
-
-
-SHOW_HELP = """usage: smoe show MODEL
-
-Draws the routing of a model that `smoe fit` made into MODEL/pictures and prints the paths.
-"""
-
-
-def run_show(args: list[str]) -> int:
-    if not args or args[0] in ("-h", "--help"):
-        sys.stdout.write(SHOW_HELP)
-        return 0 if args else 2
-    if len(args) > 1 or args[0].startswith("-"):
-        raise UsageError(f"smoe show takes the folder of one model, got {' '.join(args)}")
-
-    from smoe.regression._regressor import draw_run
-
-    for picture in draw_run(Path(args[0])):
-        sys.stdout.write(f"{picture}\n")
     return 0

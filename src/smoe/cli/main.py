@@ -37,7 +37,6 @@ COMMANDS = {
         "predict from new data by a model that smoe fit made",
         ("smoe predict runs/mine new.nc -o predicted.nc",),
     ),
-    "show": Command("smoe.cli.fit:run_show", "draw what a fitted model learned", ("smoe show runs/mine",)),
     "report": Command(
         "smoe.cli.report",
         "write a page about one fitted model or several: scores, curves, routing, errors",

@@ -352,13 +352,3 @@ def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr
     if fitted.layout.mesh is None:
         return found_map
     return with_mesh(found_map.to_dataset(), *fitted.layout.mesh)["routing"]
-
-
-def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
-    """Coordinates of the rows and columns of a model's grid for pictures; None where a net has another grid."""
-    grid = fitted.grid
-    shapes = {tuple(gate.shape[1:]) for gate in fixed_choices(fitted.net).values()}
-    if grid.kind in ("indexed", "curvilinear", "mesh") or grid.shape not in shapes:
-        return None
-    names = ("latitude", "longitude") if grid.kind == "latitude-longitude" else fitted.layout.variables[0][2][-2:]
-    return dict(zip(names, (grid.rows, grid.columns), strict=True))

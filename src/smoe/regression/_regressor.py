@@ -45,7 +45,6 @@ from smoe.regression._nets import (
 from smoe.regression._options import SIMPLE, NetName, OwnTransform, RegressorOptions
 from smoe.regression._prediction import (
     LEAD_ATTRIBUTES,
-    grid_coordinates,
     lead_hours,
     open_inputs,
     predict_lazily,
@@ -591,15 +590,3 @@ def _time_of(dataset: Any) -> str:
         if name in dataset.coords and dataset[name].ndim == 1 and dataset[name].dtype.kind in "MO":
             return name
     raise DataError("the predictions have no times, so they cannot be written by years: leave --per-year out")
-
-
-def draw_run(folder: Path) -> list[Path]:
-    """Draws the routing of a fitted model into `pictures/routing.png`."""
-    from smoe.views import plot_routing
-
-    fitted = load_model(folder)
-    path = folder / "pictures" / "routing.png"
-    mesh = fitted.mesh
-    coords = grid_coordinates(fitted) if mesh is None else mesh.coordinates
-    plot_routing(fitted.net, path, coords=coords, title=fitted.describe())
-    return [path]
