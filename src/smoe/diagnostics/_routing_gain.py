@@ -48,6 +48,7 @@ class RoutingGain:
         standard_error: Standard error of the difference over the samples; NaN for a single sample.
         num_samples: Number of samples.
         is_alone: Whether other layers kept their routing.
+        num_better: Number of samples whose loss is lower with the layer.
     """
 
     layer: str
@@ -56,6 +57,7 @@ class RoutingGain:
     standard_error: float
     num_samples: int
     is_alone: bool = False
+    num_better: int = 0
 
     @property
     def gain(self) -> float:
@@ -69,7 +71,7 @@ class RoutingGain:
 
     @property
     def is_better(self) -> bool:
-        """Whether the layer is clearly better than the convolution: by more than two standard errors and 1 %."""
+        """Whether the layer is clearly better than the convolution: by 1 %, and two standard errors or every sample."""
         return self._is_above(_LEAST_SHARE, self.loss_of_convolution - self.loss)
 
     @property
@@ -79,7 +81,9 @@ class RoutingGain:
 
     def _is_above(self, share: float, difference: float) -> bool:
         least = share * abs(self.loss_of_convolution)
-        return self.is_known and difference > least and difference > 2.0 * self.standard_error
+        # Losses of samples may differ by decades, and a few of them then make the error as large as the difference.
+        is_sure = difference > 2.0 * self.standard_error or self.num_better == self.num_samples
+        return self.is_known and difference > least and is_sure
 
     def as_record(self) -> dict[str, Any]:
         """Returns the attributes by name, for JSON, which has no NaN."""
@@ -95,7 +99,7 @@ class RoutingGain:
     def verdict(self) -> str:
         """What the numbers mean."""
         percent = 100.0 * abs(self.gain)
-        share = "" if math.isnan(percent) else f" ({percent:.2g} %)"
+        share = "" if math.isnan(percent) else f" ({percent:.2g} %)" if percent < 99.5 else f" ({percent:.0f} %)"
         if not self.is_known:
             return f"{self.num_samples} sample{'s do' if self.num_samples > 1 else ' does'} not tell which is better"
         if self.helps:
@@ -187,7 +191,7 @@ def _compare(name: str, own: list[float], others: list[float], *, is_alone: bool
     num_samples = losses.shape[1]
     error = float((losses[1] - losses[0]).std()) / math.sqrt(num_samples) if num_samples > 1 else math.nan
     loss, other = losses.mean(dim=1).tolist()
-    return RoutingGain(name, loss, other, error, num_samples, is_alone)
+    return RoutingGain(name, loss, other, error, num_samples, is_alone, int((losses[0] < losses[1]).sum()))
 
 
 class _SingleConvolution:

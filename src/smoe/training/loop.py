@@ -288,9 +288,15 @@ class Loop:
             gains = routing_gains(model, task.loss, input, target)
         if num_processes == 1 or not gains:
             return gains
-        # Sums of samples, losses and squared differences of the losses.
+        # Sums of samples, losses, squared differences of the losses, and samples that are better.
         numbers = [
-            [n, n * gain.loss, n * gain.loss_of_convolution, n * difference**2 + n * (n - 1) * error**2]
+            [
+                n,
+                n * gain.loss,
+                n * gain.loss_of_convolution,
+                n * difference**2 + n * (n - 1) * error**2,
+                gain.num_better,
+            ]
             for gain in gains
             for n, difference in [(gain.num_samples, gain.loss_of_convolution - gain.loss)]
             for error in [gain.standard_error if n > 1 else 0.0]
@@ -298,10 +304,11 @@ class Loop:
         device = self.accelerator.device
         sums = sum_over_processes(self.accelerator, torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
         together = []
-        for gain, (n, loss, convolution, squares) in zip(gains, sums, strict=True):
+        for gain, (n, loss, convolution, squares, better) in zip(gains, sums, strict=True):
             error = math.sqrt(max(0.0, squares - (convolution - loss) ** 2 / n) / (n - 1) / n)
             means = {"loss": loss / n, "loss_of_convolution": convolution / n}
-            together.append(replace(gain, **means, standard_error=error, num_samples=int(n)))
+            counts = {"num_samples": int(n), "num_better": int(better)}
+            together.append(replace(gain, **means, standard_error=error, **counts))
         return together
 
     def _finish(self, reason: str) -> None:
