@@ -74,7 +74,7 @@ def html_routing(indices: np.ndarray, num_experts: int) -> str:
     for slot, chosen in enumerate(indices[:4]):
         flat = chosen[None] if chosen.ndim == 1 else chosen[len(chosen) // 2] if chosen.ndim == 3 else chosen
         label = "" if len(indices) == 1 else f"<figcaption>slot {slot} of {len(indices)}</figcaption>"
-        maps.append(f'<figure style="display:inline-block;margin:4px">{_image(colours[flat])}{label}</figure>')
+        maps.append(f'<figure style="display:inline-block;margin:4px">{html_image(colours[flat])}{label}</figure>')
     counts = np.bincount(indices.ravel(), minlength=num_experts) / max(1, indices[0].size)
     shown = np.argsort(-counts, kind="stable")[:NUM_DISTINCT]
     entries = [
@@ -87,8 +87,8 @@ def html_routing(indices: np.ndarray, num_experts: int) -> str:
     return f"<div>{''.join(maps)}<div>{' &ensp; '.join(entries)}{f' and {more} more' if more else ''}</div></div>"
 
 
-def _image(pixels: np.ndarray) -> str:
-    """An element with a PNG of colours `(H, W, 3)`, uint8."""
+def html_image(pixels: np.ndarray, wide: int = _WIDTH, text: str = "") -> str:
+    """Return an element with a PNG of colours `(H, W, 3)`, uint8, and what it shows in words."""
     height, width = pixels.shape[:2]
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1).tobytes()
 
@@ -97,7 +97,7 @@ def _image(pixels: np.ndarray) -> str:
 
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
-    shown = max(24, round(_WIDTH * height / width))
-    size = f"width:{_WIDTH}px;height:{min(shown, 2 * _WIDTH)}px"
-    text = base64.b64encode(png).decode()
-    return f'<img alt="" style="{size};image-rendering:pixelated" src="data:image/png;base64,{text}">'
+    size = f"width:{wide}px;height:{min(max(wide // 11, round(wide * height / width)), 2 * wide)}px"
+    words, content = html.escape(text), base64.b64encode(png).decode()
+    style = f"{size};image-rendering:pixelated"
+    return f'<img alt="{words}" title="{words}" style="{style}" src="data:image/png;base64,{content}">'

@@ -217,6 +217,21 @@ def test_shares_of_changed_and_reordered_choices():
     assert values["routing/reordered"] == 0.5
 
 
+def test_a_film_of_any_training_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = SpatialMoE2d.from_experts(1, 300, 2, gate=TensorGate(300, 2, (7, 9)))
+    monkeypatch.setattr("smoe.diagnostics._choices._FRAME_CHOICES", 2 * 3 * 3)
+    watch = RoutingWatch(layer)
+    numbers = []
+    for _ in range(100):
+        watch.observe(layer)
+        numbers.append(len(watch.state_dict()["film"]))
+    assert max(numbers) <= 26
+    film = watch.state_dict()["film"]
+    assert sorted(film) == [*range(0, 97, 8), 100]
+    assert film[100][""].shape == (2, 3, 3)
+    assert torch.equal(film[100][""].long(), layer.routing().indices[:, ::3, ::3])
+
+
 def test_only_gates_of_the_regions_grid_are_asked():
     layer = _layer([[4.0, 1.0], [3.0, 3.0]], 1)
     assert RoutingWatch(layer, torch.tensor([[0, 1]])).observe(layer)["routing/region_information"] == 1.0

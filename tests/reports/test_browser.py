@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import json
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -85,14 +90,68 @@ def test_sliders_over_layers_and_experts_change_the_picture(browser: Browser, tm
         set_value(browser, expert, number, "input")
         seen.append(picture(browser, "#run-0-routing"))
     assert browser.evaluate("document.querySelector('#run-0-routing select').value") == "one"
-    for mode in ("first", "regions"):
-        set_value(browser, "#run-0-routing select", mode, "change")
-        seen.append(picture(browser, "#run-0-routing"))
-    assert len(set(seen)) == len(seen)
+    set_value(browser, "#run-0-routing select", "first", "change")
+    seen.append(picture(browser, "#run-0-routing"))
+    # One of few experts at each pixel has its colour in both modes.
+    assert seen[-1] == seen[1] and len(set(seen)) == 4
     # The bank of the second layer has three experts, that of the first one four.
     assert browser.evaluate(f"document.querySelector({json.dumps(expert)}).max") == "2"
     set_value(browser, layer, 0, "input")
     assert browser.evaluate(f"document.querySelector({json.dumps(expert)}).max") == "3"
+
+
+def test_a_slider_over_epochs_shows_the_routing_as_it_was(browser: Browser, tmp_path: Path) -> None:
+    report = sample_report()
+    open_page(browser, tmp_path, report)
+    film, name = "#run-0-routing .control:nth-child(5)", "document.querySelectorAll('#run-0-routing output')[3]"
+    shown = [picture(browser, "#run-0-routing")]
+    for frame, text in ((0, "start"), (1, "epoch 4"), (2, "the weights shown here")):
+        set_value(browser, f"{film} input", frame, "input")
+        assert browser.evaluate(f"{name}.textContent") == text
+        shown.append(picture(browser, "#run-0-routing"))
+        lines = point_at(browser, "#run-0-routing canvas", 0.5 / GRID[1], 0.5 / GRID[0])
+        if frame == 0:
+            first = report.gates[0].film["start"][:, 0]
+            assert lines[1:3] == [f"expert {expert}" for expert in first]
+    # Epoch 4 has the choices of the weights that are shown.
+    assert shown[0] == shown[2] == shown[3] != shown[1]
+    # Which choice is the first one is known of these weights only.
+    set_value(browser, "#run-0-routing select", "first", "change")
+    assert browser.evaluate(f"document.querySelector('{film}').hidden")
+
+
+def saved(browser: Browser, selector: str) -> str:
+    """The address of what a button saves, whose name says what it is."""
+    browser.evaluate("window.links = []; HTMLAnchorElement.prototype.click = function () { links.push(this) }")
+    browser.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
+    assert browser.evaluate("/^[\\w-]+[.](png|svg|csv)$/.test(links[0].download)")
+    return browser.evaluate("links[0].href")
+
+
+def test_pictures_charts_and_tables_are_saved(browser: Browser, tmp_path: Path) -> None:
+    open_page(browser, tmp_path, sample_report())
+    image = base64.b64decode(saved(browser, "#run-0-routing .save").removeprefix("data:image/png;base64,"))
+    # 7 x 5 pixels, at least 1,000 wide, above the legend.
+    assert struct.unpack(">II", image[16:24]) == (1001, 715 + 90)
+    chart = unquote(saved(browser, "#run-0-curves .save").removeprefix("data:image/svg+xml,"))
+    assert ElementTree.fromstring(chart).tag == "{http://www.w3.org/2000/svg}svg" and "<style>" in chart
+    table = unquote(saved(browser, "#run-0-scores table .save").removeprefix("data:text/csv;charset=utf-8,"))
+    assert list(csv.reader(table.splitlines()))[:2] == [
+        ["prediction", "mse", "source"], ["heat/smoe", "1", "this run"]
+    ]  # fmt: skip
+
+
+def test_errors_by_month_and_reliability_are_charts(browser: Browser, tmp_path: Path) -> None:
+    open_page(browser, tmp_path, sample_report())
+    assert point_at(browser, "#run-0-parts svg", 0.99, 0.5) == ["month 7", "this run: 2 K", "conv: 3 K"]
+    assert point_at(browser, "#run-0-reliability svg", 0.01, 0.5) == ["quantile, % 10", "this run: 12 %"]
+    set_value(browser, "#run-0-parts select", "1", "change")
+    lines = point_at(browser, "#run-0-parts svg", 0.99, 0.5)
+    assert lines[0] == "region lower right"
+    error = sample_report().error_maps[0].values[3:, 4:]
+    assert float(lines[1].removeprefix("this run: ").removesuffix(" K")) == pytest.approx(
+        np.sqrt(np.square(error).mean()), rel=1e-4
+    )
 
 
 def test_pointing_at_a_pixel_shows_its_place_experts_and_scores(browser: Browser, tmp_path: Path) -> None:
@@ -126,23 +185,25 @@ def test_one_expert_at_each_pixel_has_the_colour_of_its_bar(browser: Browser, tm
     options = "[...document.querySelectorAll('#run-0-routing select option')].map((one) => one.value)"
     assert browser.evaluate(options) == ["first", "one"]
     legend = "[...document.querySelectorAll('#run-0-routing .legend path')].map((one) => one.getAttribute('stroke'))"
-    bars = "[...document.querySelectorAll('#run-0-use .bar')].map((one) => one.getAttribute('fill'))"
-    in_bars = set(browser.evaluate(bars))
+    bars = "[...document.querySelectorAll('#run-0-use i')].map((one) => one.style.background)"
+    in_bars = {colour.replace(",", "") for colour in browser.evaluate(bars)}
     assert set(browser.evaluate(legend)) == in_bars and len(in_bars) == 3
 
 
-def test_keys_choose_a_bar(browser: Browser, tmp_path: Path) -> None:
+def test_keys_choose_an_expert(browser: Browser, tmp_path: Path) -> None:
     report = sample_report()
     open_page(browser, tmp_path, report)
     order = np.argsort(-report.gates[0].use, kind="stable")
-    browser.evaluate("document.querySelector('#run-0-use svg').focus()")
-    for key in ("ArrowRight", "ArrowRight", "Enter"):
-        browser.press(key)
-    assert browser.evaluate("document.querySelector('#run-0-routing select').value") == "one"
-    assert browser.evaluate("document.querySelectorAll('#run-0-routing output')[1].textContent") == f"expert {order[1]}"
-    # The next key goes on from there.
-    browser.press("ArrowRight")
-    assert browser.evaluate("document.getElementById('live').textContent").startswith(f"expert {order[2]}, serves ")
+    for part in ("use", "filters"):
+        browser.evaluate(f"document.querySelectorAll('#run-0-{part} [data-expert]')[1].click()")
+        assert browser.evaluate("document.querySelector('#run-0-routing select').value") == "one"
+        chosen = "document.querySelectorAll('#run-0-routing output')[1].textContent"
+        assert browser.evaluate(chosen) == f"expert {order[1]}"
+        set_value(browser, "#run-0-routing select", "all", "change")
+    # The second layer has experts of its own.
+    set_value(browser, "#run-0-routing .control:nth-child(1) input", 1, "input")
+    seen = "[...document.querySelectorAll('#run-0-use [data-gate]')].map((one) => one.hidden)"
+    assert browser.evaluate(seen) == [True, False]
 
 
 def test_the_gain_over_the_plain_net_is_beside_the_error(browser: Browser, tmp_path: Path) -> None:
@@ -159,7 +220,7 @@ def test_the_gain_over_the_plain_net_is_beside_the_error(browser: Browser, tmp_p
     assert lines[2:] == ["gain over conv: 50 %", "gain over persistence: 75 %"]
     captions = browser.evaluate("document.querySelector('#run-0-errors figure:nth-child(2) figcaption').textContent")
     assert "better at 100 % of the pixels; the median gain is 50 %" in captions
-    set_value(browser, "#run-0-errors select", "1", "change")
+    set_value(browser, "#run-0-errors input", 1, "input")
     assert browser.evaluate(shown) == 1
 
 
@@ -172,7 +233,7 @@ def test_examples_show_input_truth_and_prediction(browser: Browser, tmp_path: Pa
     assert float(lines[3].removeprefix("prediction: ").removesuffix(" K")) == pytest.approx(
         3.0 * float(report.error_maps[0].values[0, 0]), rel=1e-3
     )
-    set_value(browser, "#run-0-examples select", "1", "change")
+    set_value(browser, "#run-0-examples input", 1, "input")
     assert browser.evaluate(heads)[0] == "Input: wind"
 
 
@@ -203,7 +264,8 @@ def test_the_table_of_several_runs_sorts(browser: Browser, tmp_path: Path) -> No
 
 def test_several_runs_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
     open_page(browser, tmp_path, sample_report("a", 0), sample_report("b", 0), sample_report("c", 5))
-    assert browser.evaluate("document.querySelectorAll('#beside canvas').length") == 3
+    # The known regions stand beside them.
+    assert browser.evaluate("document.querySelectorAll('#beside canvas').length") == 4
     captions = browser.evaluate("[...document.querySelectorAll('#beside figcaption')].map((one) => one.textContent)")
     assert "100 % of the choices as in a" in captions[1]
     assert "100 % of the choices" not in captions[2]
@@ -211,7 +273,7 @@ def test_several_runs_stand_side_by_side(browser: Browser, tmp_path: Path) -> No
     # A run is filled when it is opened.
     assert browser.evaluate("document.querySelectorAll('#run-1 canvas').length") == 0
     browser.evaluate("document.querySelector('#run-1 details').open = true")
-    browser.wait("document.querySelectorAll('#run-1 canvas').length === 8")
+    browser.wait("document.querySelectorAll('#run-1 canvas').length === 9")
 
 
 @pytest.mark.parametrize("kind", place_samples())
@@ -292,7 +354,7 @@ def test_variables_named_like_markup_do_no_harm(browser: Browser, tmp_path: Path
     browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
     point_at(browser, "#run-0-errors canvas", 0.5, 0.5)
     assert browser.evaluate("document.querySelectorAll('script').length") == 3
-    assert browser.evaluate("document.querySelectorAll('img').length") == 0
+    assert browser.evaluate("document.querySelectorAll('img:not([src^=data])').length") == 0
     assert browser.evaluate("document.title").startswith(f"{name} by a layer: report of <script>")
     assert units in browser.evaluate("document.querySelector('#run-0-errors').textContent")
 
@@ -331,13 +393,13 @@ def test_all_runs_are_printed(browser: Browser, tmp_path: Path) -> None:
     open_page(browser, tmp_path, sample_report("a"), sample_report("b", 1))
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
     for number in (0, 1):
-        assert browser.evaluate(f"document.querySelectorAll('#run-{number} canvas').length") == 8
+        assert browser.evaluate(f"document.querySelectorAll('#run-{number} canvas').length") == 9
 
 
 def test_everything_that_acts_has_a_name(browser: Browser, tmp_path: Path) -> None:
     open_page(browser, tmp_path, sample_report(), sample_report("second", 1))
     browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-    browser.wait("document.querySelectorAll('#run-1 canvas').length === 8")
+    browser.wait("document.querySelectorAll('#run-1 canvas').length === 9")
     unnamed = browser.evaluate(
         """[...document.querySelectorAll("button, select, input, canvas, svg[tabindex], a")].filter((one) => {
           const label = one.getAttribute("aria-label") || one.textContent.trim() || (one.labels && one.labels.length);

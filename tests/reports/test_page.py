@@ -16,6 +16,7 @@ import pytest
 
 from sample_reports import GRID, place_samples, random_gate, sample_report
 from smoe._maps import Axis, Places, make_views, take, thinned
+from smoe.diagnostics import similarity_colours
 from smoe.errors import DataError
 from smoe.reports import page
 from smoe.reports.page_data import DETAILS, Detail, page_data
@@ -70,10 +71,12 @@ def test_a_page_of_one_run_has_every_part() -> None:
     outline = Outline(page.make_page([sample_report()], WRITTEN))
     assert outline.headings == [
         "heat/smoe", "Scores", "Examples", "Curves", "Routing", "Expert use", "Filters of chosen experts",
-        "Routing by epoch", "Errors", "How it was made",
+        "Routing by epoch", "Errors", "Errors by time and region", "Reliability", "How it was made",
     ]  # fmt: skip
-    # Nothing but places on the page itself, and an empty icon, which keeps browsers from asking for one.
-    assert [address for address in outline.addresses if not address.startswith("#")] == ["data:,"]
+    # Nothing but places on the page, pictures in it, and an empty icon, which keeps browsers from asking for one.
+    assert all(
+        address.startswith(("#", "data:image/png;base64,")) or address == "data:," for address in outline.addresses
+    )
     assert outline.names.count("script") == 3
 
 
@@ -92,17 +95,19 @@ def test_the_routing_is_compared_with_convolutions_in_words() -> None:
 
 def test_the_page_opens_with_a_sentence() -> None:
     text = page.make_page([sample_report()], WRITTEN)
-    best = "the best other prediction of the table, input unchanged (4)."
-    assert f'<p class="headline">mse on the test split: 1, 75 % less than {best}</p>' in text
+    best = "the best other prediction, input unchanged (4)."
+    gain = "Beside single convolutions, the routing helps: it removes 37.5 % of the loss."
+    start = "heat/smoe, on the test split:"
+    assert f'<p class="headline">{start} mse 1, 75 % less than {best} {gain}</p>' in text
     report = sample_report()
     rows = (replace(report.scores.rows[0], spreads={"mse": 2.0}), report.scores.rows[1])
     doubtful = headline(replace(report, scores=replace(report.scores, rows=rows, units={"mse": "K2"})))
-    assert doubtful.startswith("mse on the test split: 1 ± 2 K2, within the uncertainty of the best other prediction")
+    assert doubtful.startswith(f"{start} mse 1 ± 2 K2, within the uncertainty of the best other prediction")
     assert headline(replace(report, scores=replace(report.scores, rows=rows[1:]))) == ""
     high = ScoreRow("a", "this run", {"accuracy": 90.0}, is_own=True), ScoreRow("b", "here", {"accuracy": 80.0})
     monitor = Monitor("validation/accuracy", is_best_high=True)
     found = headline(replace(report, scores=ScoreSheet("test", high), monitor=monitor))
-    assert found == "accuracy on the test split: 90, 10 more than the best other prediction of the table, b (80)."
+    assert found == f"{start} accuracy 90, 10 more than the best other prediction, b (80). {gain}"
 
 
 def test_a_routing_without_regions_is_said_to_have_none() -> None:
@@ -128,8 +133,12 @@ def test_known_regions_have_the_colours_of_the_experts_that_found_them() -> None
 
 def test_a_page_of_several_runs_compares_them_first() -> None:
     plain = sample_report("plain", gates=(), is_plain=True, error_maps=(), filters={})
-    outline = Outline(page.make_page([sample_report("a"), plain], WRITTEN))
-    assert outline.headings[:4] == ["2 runs", "All runs", "Curves together", "Routing side by side"]
+    plain = replace(plain, recipe={"data": {"num_steps": 5}, "seed": 0})
+    text = page.make_page([sample_report("a"), plain], WRITTEN)
+    assert '<tr><th scope="row">data.num_steps</th><td>3</td><td>5</td></tr>' in text
+    assert '<tr><th scope="row">seed</th><td>0</td><td>0</td></tr>' not in text
+    outline = Outline(text)
+    assert outline.headings[:5] == ["2 runs", "All runs", "What differs", "Curves together", "Routing side by side"]
     assert outline.names.count("details") >= 2
 
 
@@ -146,23 +155,25 @@ def test_text_from_outside_is_escaped() -> None:
 def test_a_number_that_is_not_finite_is_none_in_the_page() -> None:
     history = [{"epoch": 1, "validation/loss": float("nan")}, {"epoch": 2, "validation/loss": float("inf")}]
     text = page.make_page([sample_report(history=history)], WRITTEN)
-    assert data_of(text)[0]["runs"][0]["curves"]["values"] == {"validation/loss": [None, None]}
+    charts = data_of(text)[0]["runs"][0]["charts"]["curves"]
+    assert [chart["series"] for chart in charts] == [[["validation/loss", [1, 2], [None, None]]]]
 
 
 def test_the_arrays_hold_the_routing_and_the_errors() -> None:
     report = sample_report()
     plain, block = data_of(page.make_page([report], WRITTEN))
     for gate, stored in zip(report.gates, plain["runs"][0]["gates"], strict=True):
-        best = read(block, stored["best"]).reshape(gate.choices.shape)
-        np.testing.assert_array_equal(best, gate.choices)
+        assert [name for name, _ in stored["frames"]] == ["start", "epoch 4", ""]
+        for (_, reference), choices in zip(stored["frames"], (*gate.film.values(), gate.choices), strict=True):
+            np.testing.assert_array_equal(read(block, reference).reshape(choices.shape), choices)
         span = gate.scores.max() - gate.scores.min()
         np.testing.assert_allclose(
             read(block, stored["scores"]).reshape(gate.scores.shape), gate.scores, rtol=0, atol=span / 65534
         )
-        bits = np.unpackbits(read(block, stored["selected"]))[: gate.num_experts * GRID[0] * GRID[1]]
-        bits = bits.reshape(gate.num_experts, -1)
-        for pixel in range(bits.shape[1]):
-            assert set(np.flatnonzero(bits[:, pixel])) == set(gate.choices[:, pixel])
+        # A colour is the sum of what the experts of a pixel add.
+        base, added = map(np.array, stored["colourMap"])
+        colours = 255.0 * similarity_colours(gate.choices.reshape(-1, *GRID), gate.num_experts).reshape(-1, 3)
+        np.testing.assert_allclose(np.clip(base + added[gate.choices].sum(axis=0), 0, 255), colours, atol=0.1)
     error, gain, skill = plain["runs"][0]["errors"][0]["maps"]
     np.testing.assert_allclose(read(block, error["values"]), report.error_maps[0].values.ravel(), rtol=0, atol=2e-5)
     # The plain net has twice the error everywhere: half of it is removed.
@@ -219,7 +230,7 @@ def test_every_third_row_is_every_third_row() -> None:
 def test_every_pixel_is_in_a_picture(kind: str) -> None:
     places = place_samples()[kind]
     report = sample_report(places=places, gates=(random_gate(places),), regions=None, error_maps=())
-    for detail in (DETAILS[0], Detail(12, 1, 1)):
+    for detail in (DETAILS[0], Detail(12, 1, 1, 0)):
         plain, text = page_data([report], detail)
         (stored,) = plain["places"]
         block = gzip.decompress(base64.b64decode(text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from smoe._maps import Axis, Places
 from smoe.regression._scores import write_scores
 from smoe.reports.gate_maps import ranked, read_gates
 from smoe.reports.page import figures, write_page
-from smoe.reports.page_data import curves_of
+from smoe.reports.page_data import DETAILS, curves_of, page_data
 from smoe.reports.read_fit import FitData, labels_of, read_fit
 
 
@@ -86,7 +87,7 @@ def test_a_fitted_model_has_the_coordinates_of_its_data(tmp_path: Path) -> None:
     x.to_netcdf(tmp_path / "x.nc")
     y.to_netcdf(tmp_path / "y.nc")
     model = GridRegressor("layer", filters=2, max_epochs=2, device="cpu", batch_size=4, compare="yes", progress=False)
-    model.fit(x, y, validation="2001-01-15:2001-01-20", notify=silently)
+    model.fit(x, y, validation="2001-01-15:2001-01-20", notify=silently, run_dir=tmp_path / "model")
     model.save(tmp_path / "model")
     data = FitData((str(tmp_path / "x.nc"),), str(tmp_path / "y.nc"))
     report = read_fit(tmp_path / "model", "mine", data, silently)
@@ -99,6 +100,9 @@ def test_a_fitted_model_has_the_coordinates_of_its_data(tmp_path: Path) -> None:
     part = slice("2001-01-15", "2001-01-20")
     wrong = model.predict(x)["t2m"].sel(time=part) - y["t2m"].sel(time=part)
     np.testing.assert_allclose(error.values, np.sqrt(np.square(wrong).mean("time")).values, rtol=1e-4)
+    # A small fit has no month or hour to compare, but the routing of each epoch.
+    assert report.breakdowns == () and list(report.gates[0].film) == ["start", "epoch 1", "epoch 2"]
+    assert len(report.examples) == 6 and report.reliability == ()
     assert "validation/loss of the plain net" in curves_of(report)["values"]
     # A plain net was fitted: single convolutions need not be.
     assert not report.routing_gains
@@ -117,6 +121,38 @@ def test_a_fitted_model_has_the_coordinates_of_its_data(tmp_path: Path) -> None:
     assert rows[-1].is_own and "RMSE t2m" not in rows[-1].values
     write_page([read_fit(tmp_path / "model", "mine", None, silently)], tmp_path / "without.html")
     assert write_page([report], tmp_path / "report.html") < 300_000
+
+
+@pytest.mark.parametrize("objective", ["quantiles", "gaussian"])
+def test_errors_by_month_and_how_often_quantiles_are_exceeded(tmp_path: Path, objective: str) -> None:
+    x, y = regional(120, 4, 6, seed=1), regional(120, 4, 6, seed=2)
+    x.to_netcdf(tmp_path / "x.nc")
+    y.to_netcdf(tmp_path / "y.nc")
+    model = GridRegressor(
+        "layer", filters=2, max_epochs=1, device="cpu", compare="no", objective=objective, progress=False
+    )
+    part = slice("2001-03-15", "2001-04-30")
+    model.fit(x, y, validation=part, notify=silently)
+    model.save(tmp_path / "model")
+    data = FitData((str(tmp_path / "x.nc"),), str(tmp_path / "y.nc"))
+    report = read_fit(tmp_path / "model", "mine", data, silently)
+    by_month = model.score(x, y, period=part).by("month")
+    (month,) = report.breakdowns
+    assert (month.by, month.steps, month.unit) == ("month", (3, 4), " K")
+    assert month.values["this run"] == [by_month[number]["model"][0] for number in (3, 4)]
+    predicted, truth = model.predict(x).sel(time=part), y["t2m"].sel(time=part)
+    (found,) = report.reliability
+    assert found.values["if it were reliable"] == found.steps
+    if objective == "quantiles":
+        below = (truth < predicted["t2m"]).mean(("time", "lat", "lon"))
+    else:
+        levels = np.asarray(found.steps) / 100
+        score = (truth - predicted["t2m"]) / predicted["t2m_spread"]
+        below = [(score < NormalDist().inv_cdf(level)).mean() for level in levels]
+    np.testing.assert_allclose(found.values["this run"], 100 * np.asarray(below), atol=0.05)
+    assert {chart["name"] for chart in page_data([report], DETAILS[0])[0]["runs"][0]["charts"]["parts"]} == {
+        "t2m, RMSE by month", "t2m, RMSE by region"
+    }  # fmt: skip
 
 
 def test_models_without_gates_of_their_own(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Browser:
 
     Attributes:
         errors: Messages of the console that are errors or warnings, and exceptions of scripts.
-        requests: Addresses that the page asked for, itself excepted.
+        requests: Addresses that the page asked for, itself and what it holds excepted.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Browser:
             self.errors.append(params["entry"]["text"])
         elif method == "Network.requestWillBeSent":
             address = params["request"]["url"]
-            if address not in (getattr(self, "_page", ""), "data:,"):
+            if address != getattr(self, "_page", "") and not address.startswith("data:"):
                 self.requests.append(address)
 
     def __enter__(self) -> Self:

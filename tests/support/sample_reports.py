@@ -12,10 +12,10 @@ from torch import nn
 
 from smoe import SpatialMoE2d
 from smoe._maps import Axis, Places
-from smoe.diagnostics import RoutingGain
+from smoe.diagnostics import RoutingGain, fixed_choices
 from smoe.nn import TensorGate
 from smoe.reports.gate_maps import GateMap, read_gates
-from smoe.reports.run_report import ErrorMap, Example, Monitor, RunReport, ScoreRow, ScoreSheet
+from smoe.reports.run_report import Breakdown, ErrorMap, Example, Monitor, RunReport, ScoreRow, ScoreSheet
 
 GRID = (5, 7)
 GAINS = [
@@ -74,7 +74,9 @@ def sample_report(label: str = "first", seed: int = 0, **changes: Any) -> RunRep
         history=history,
         monitor=Monitor("validation/loss"),
         places=Places("grid", GRID),
-        gates=read_gates(model, Places("grid", GRID)),
+        gates=read_gates(
+            model, Places("grid", GRID), film={0: fixed_choices(TwoLayers(seed + 1)), 4: fixed_choices(model)}
+        ),
         regions=np.arange(GRID[0] * GRID[1]) % 3,
         error_maps=(ErrorMap("temperature, RMSE", "K", errors, 2.0 * errors, "conv", 4.0 * errors, "persistence"),),
         filters={"diffusivity 0.1": np.eye(3)},
@@ -82,6 +84,12 @@ def sample_report(label: str = "first", seed: int = 0, **changes: Any) -> RunRep
             Example("temperature, day 1", "K", ("temperature", "K", errors), 2.0 * errors, 3.0 * errors),
             Example("temperature, day 2", "K", ("wind", "m/s", errors), errors, errors),
         ),
+        breakdowns=(
+            Breakdown(
+                "temperature, RMSE by month", "month", (1, 7), {"this run": (1.0, 2.0), "conv": (2.0, 3.0)}, " K"
+            ),
+        ),
+        reliability=(Breakdown("truths below", "quantile, %", (10.0, 90.0), {"this run": (12.0, 88.0)}, " %"),),
         command="smoe train heat/smoe --seed 0",
         recipe={"data": {"num_steps": 3}, "seed": seed},
         facts={"torch": "2.13", "SHA-256 of the test split": "abc"},

@@ -70,6 +70,11 @@ def test_a_resumed_run_is_bit_equal_to_one_never_stopped(tmp_path: Path, num_ste
     Loop(make_task(), PLAN, stopped).fit(resume=True)
 
     assert without_times(stopped.read_history()) == without_times(whole.read_history())
+    films = [
+        {(epoch, gate): values.tolist() for epoch, frame in run.read_film().items() for gate, values in frame.items()}
+        for run in (whole, stopped)
+    ]
+    assert films[0] == films[1] and {epoch for epoch, _ in films[0]} == {0, 1, 2, 3, 4}
     for name in ("best", "last"):
         ours = load_checkpoint(tmp_path / "stopped" / "checkpoints" / f"{name}.safetensors")
         theirs = load_checkpoint(tmp_path / "whole" / "checkpoints" / f"{name}.safetensors")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,18 +115,28 @@ def similarity_colours(
     deviations of the first span the colours; grey where all pixels have the same experts.
     """
     choices = as_choices(routing, num_experts)
-    weights = as_pixel_weights(pixel_weights, choices.shape[1:]).ravel()
-    pixels = selections(choices, num_experts).reshape(num_experts, -1).T.astype(np.float64)
-    centred = pixels - weights @ pixels
-    variances, directions = np.linalg.eigh((centred * weights[:, None]).T @ centred)
+    weights = as_pixel_weights(pixel_weights, choices.shape[1:])
+    pixels = selections(choices, num_experts).reshape(num_experts, -1).T
+    base, directions = colour_map(pixels, weights)
+    return np.clip(base + pixels @ directions, 0.0, 1.0).reshape(*choices.shape[1:], 3)
+
+
+def colour_map(pixels: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns base `(3,)` and directions `(n, 3)` that make colours `base + pixels @ directions` of features `(P, n)`.
+
+    See `similarity_colours`.
+    """
+    flat, pixels = weights.ravel(), pixels.astype(np.float64)
+    mean = flat @ pixels
+    centred = pixels - mean
+    variances, directions = np.linalg.eigh((centred * flat[:, None]).T @ centred)
     # The largest variances come last. The sign of a component is such that its largest coefficient is positive.
     leading = directions[:, :-4:-1] * (variances[:-4:-1] > 1e-12)
     leading = leading * np.sign(np.take_along_axis(leading, np.abs(leading).argmax(axis=0)[None], axis=0))
-    components = np.zeros((len(pixels), 3))
-    components[:, : leading.shape[1]] = centred @ leading
+    leading = np.pad(leading, ((0, 0), (0, 3 - leading.shape[1])))
     # One scale for all: a component of little variance must not look like a strong one.
-    deviation = np.sqrt(components[:, 0] ** 2 @ weights) or 1.0
-    return np.clip(0.5 + 0.5 / 2.2 * components / deviation, 0.0, 1.0).reshape(*choices.shape[1:], 3)
+    leading *= 0.5 / 2.2 / (np.sqrt(np.square(centred @ leading[:, 0]) @ flat) or 1.0)
+    return 0.5 - mean @ leading, leading
 
 
 def region_information(routing: Choices, regions: Choices, num_experts: int) -> float:
@@ -333,6 +343,8 @@ def useless_routing(gains: Sequence[RoutingGain]) -> list[str]:
 
 # Epochs of learning after which a gate that has changed nothing is reported.
 _PATIENCE = 3
+# The film of a training has about so many frames, each of at most so many choices of all gates together.
+_NUM_FRAMES, _FRAME_CHOICES = 24, 1 << 17
 
 
 class RoutingWatch:
@@ -353,6 +365,7 @@ class RoutingWatch:
         self._last = self._start
         self._num_learning: dict[str, int] = {}
         self._new: list[str] = []
+        self._film = {0: _thinned(self._start)}
 
     def observe(self, model: nn.Module) -> dict[str, float]:
         """Returns shares in [0, 1]; empty for a model without such a gate.
@@ -385,7 +398,10 @@ class RoutingWatch:
             ]
             if found:
                 values["routing/region_information"] = sum(found) / len(found)
-        self._last = now
+        self._last, epoch = now, max(self._film) + 1
+        every = 1 << (epoch // _NUM_FRAMES).bit_length()
+        self._film = {number: frame for number, frame in self._film.items() if number % every == 0}
+        self._film[epoch] = _thinned(now)
         certainties: list[float] = []
         with evaluation_mode(model):
             for gate, layers in layers_by_gate(model).items():
@@ -411,8 +427,20 @@ class RoutingWatch:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run needs to continue."""
-        return {"start": self._start, "last": self._last, "num_learning": dict(self._num_learning)}
+        learning = dict(self._num_learning)
+        return {"start": self._start, "last": self._last, "num_learning": learning, "film": self._film}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._start, self._last = state["start"], state["last"]
-        self._num_learning = dict(state["num_learning"])
+        self._num_learning, self._film = dict(state["num_learning"]), dict(state["film"])
+
+
+def _thinned(choices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The choices in a small type, of every second, third, ... row and column where a frame would be too large."""
+    found: dict[str, Tensor] = {}
+    for name, chosen in choices.items():
+        step, grid = 1, chosen.shape[1:]
+        while chosen.numel() > _FRAME_CHOICES // len(choices) and step <= max(grid):
+            chosen, step = choices[name][(slice(None), *(slice(None, None, step) for _ in grid))], step + 1
+        found[name] = chosen.to(torch.uint8 if int(chosen.max()) < 256 else torch.int32, copy=True).contiguous()
+    return found

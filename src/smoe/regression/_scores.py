@@ -155,7 +155,8 @@ class ScoreTable:
                 (name, *(f"{each[name][number]:.4g}" for each in (self.rmse, self.rmse_spread, self.mae)))
                 for name in names
             ]
-            caption = f"{target} ({units or 'no units'}), {self.num_samples} times {self.period}".strip()
+            of_period = f" of {self.period}" if self.period else ""
+            caption = f"{target} ({units or 'no units'}), {self.num_samples} times{of_period}"
             tables.append(html_table(("prediction", "RMSE", "±", "MAE"), rows, caption, bold=names.index(MODEL)))
         return "".join(tables) + (html_text("\n".join(self.notes)) if self.notes else "")
 

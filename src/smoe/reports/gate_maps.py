@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from smoe._maps import Places
-from smoe.diagnostics import expert_use, layer_inputs, layers_by_gate, similarity_colours
-from smoe.nn import HEALPixMoE
+from smoe.diagnostics import expert_use, layer_inputs, layers_by_gate
+from smoe.diagnostics._choices import as_choices, as_pixel_weights, colour_map, selections
+from smoe.errors import DataError
+from smoe.nn import FactorisedGate, HEALPixMoE
 from smoe.nn._filter_bank import FilterBank
+from smoe.nn._gate import SpatialGate
 from smoe.nn._routed_layer import RoutedLayer
 
 # So many experts are shown, with so many of their filters: those with the largest weights.
@@ -82,16 +86,22 @@ class GateMap:
     filters: ExpertFilters | None  # filters of the most used experts of the first layer
     is_of_sample: bool  # whether the gate depends on its input, so that the choices are those for one sample
 
+    film: Mapping[str, np.ndarray] = field(default_factory=dict)  # choices `(E, P)` before, such as at `epoch 3`
+    embedding: np.ndarray | None = None  # what the gate knows of each pixel as colours, `(P, 3)`, uint8
+
     @property
     def num_selected(self) -> int:
         """E, the number of experts selected at each pixel."""
         return len(self.choices)
 
-    def colours(self) -> np.ndarray:
-        """Colours such that pixels which share experts look alike, `(P, 3)`, uint8."""
-        on_grid = self.choices.reshape(self.num_selected, *self.places.shape)
-        colours = similarity_colours(on_grid, self.num_experts, self.places.areas)
-        return np.rint(255.0 * colours).astype(np.uint8).reshape(-1, 3)
+    def colour_map(self) -> tuple[np.ndarray, np.ndarray]:
+        """A colour, and what each expert adds to it, such that pixels which share experts look alike, in [0, 255]."""
+        weights = as_pixel_weights(self.places.areas, self.places.shape)
+        base, directions = colour_map(selections(self.choices, self.num_experts).T, weights)
+        return 255.0 * base, 255.0 * directions
+
+
+Film = Mapping[int, Mapping[str, Tensor]]
 
 
 def read_gates(
@@ -100,11 +110,12 @@ def read_gates(
     input: Tensor | None = None,
     *,
     shown_shape: tuple[int, ...] | None = None,
+    film: Film | None = None,
 ) -> tuple[GateMap, ...]:
     """Return the routing of each gate of a model, in the order of the model.
 
     Gates that depend on their input are shown for the first sample of `input`, and left out without one. So are gates
-    of a single expert, which have nothing to choose.
+    of a single expert, which have nothing to choose. `film` holds choices of the gates by epoch.
     """
     inputs = {} if input is None else layer_inputs(model, input)
     maps: list[GateMap] = []
@@ -116,14 +127,15 @@ def read_gates(
             # In the order of the gate.
             routing = gate(inputs.get(name))
             choices, scores = ranked(routing.indices[0].cpu(), routing.weights[0].cpu())
-        grid = tuple(gate.spatial_shape or layer._output_grid(inputs.get(name)))
-        if isinstance(layer, HEALPixMoE) and places is not None and len(places.shape) == 1:
-            # The data have pixels in the order of their file, the gate has faces.
-            choices, scores = (part[:, layer.inverse.cpu().numpy()] for part in (choices, scores))
-            grid = (choices.shape[1],)
-        if shown_shape is not None and len(grid) == len(shown_shape) and grid != shown_shape:
-            choices, scores = (_spread(part, grid, shown_shape) for part in (choices, scores))
-            grid = shown_shape
+        grid_of_gate = tuple(gate.spatial_shape or layer._output_grid(inputs.get(name)))
+        show, grid = _to_data(layer, grid_of_gate, places, shown_shape)
+        choices, scores = show(choices), show(scores)
+        frames = {epoch: each[name] for epoch, each in (film or {}).items() if name in each}
+        embedding = None
+        if isinstance(gate, FactorisedGate):
+            features = show(gate.embedding.values.detach().float().cpu().flatten(1).numpy()).T
+            base, directions = colour_map(features, np.full(len(features), 1 / len(features)))
+            embedding = np.rint(255 * np.clip(base + features @ directions, 0, 1)).astype(np.uint8)
         found = None if places is None else places.on_grid(grid)
         where = found if found is not None else Places("grid", grid)
         use = expert_use(choices.reshape(len(choices), *grid), gate.num_experts, where.areas)
@@ -139,9 +151,37 @@ def read_gates(
                 use=use,
                 filters=read_filters(layer, use),
                 is_of_sample=gate.looks_at_input,
+                film={
+                    f"epoch {epoch}" if epoch else "start": show(_frame(frame, gate, grid_of_gate))
+                    for epoch, frame in frames.items()
+                },
+                embedding=embedding,
             )
         )
     return tuple(maps)
+
+
+def _to_data(
+    layer: RoutedLayer, grid: tuple[int, ...], places: Places | None, shown: tuple[int, ...] | None
+) -> tuple[Callable[[np.ndarray], np.ndarray], tuple[int, ...]]:
+    """What brings values `(n, P)` of the grid of a gate to that of the data, and this grid."""
+    if isinstance(layer, HEALPixMoE) and places is not None and len(places.shape) == 1:
+        # The data have pixels in the order of their file, the gate has faces.
+        order = layer.inverse.cpu().numpy()
+        return lambda values: values[:, order], (len(order),)
+    if shown is not None and len(grid) == len(shown) and grid != shown:
+        return lambda values: _spread(values, grid, shown), shown
+    return lambda values: values, grid
+
+
+def _frame(choices: Tensor, gate: SpatialGate, grid: tuple[int, ...]) -> np.ndarray:
+    """Choices of a film `(E, P)` at all pixels of a gate, of which it may hold a part of the rows and columns."""
+    values = as_choices(choices, gate.num_experts)
+    if len(values) != gate.num_selected or values.ndim != 1 + len(grid):
+        raise DataError(f"the film has choices of {values.shape} for a gate of {gate.num_selected} experts on {grid}")
+    for axis, size in enumerate(grid, start=1):
+        values = values.take(np.arange(size) * values.shape[axis] // size, axis=axis)
+    return values.reshape(len(values), -1)
 
 
 def ranked(indices: Tensor, weights: Tensor) -> tuple[np.ndarray, np.ndarray]:

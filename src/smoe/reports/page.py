@@ -6,19 +6,24 @@ import base64
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 from smoe._files import write_atomically
+from smoe._notebook import expert_colours, html_image
 from smoe._plain import flatten
 from smoe.errors import DataError
-from smoe.reports.page_data import DETAILS, page_data
-from smoe.reports.run_report import RunReport, epochs_of, headline, seconds_of, show_number
+from smoe.reports.gate_maps import GateMap, as_picture
+from smoe.reports.page_data import DETAILS, DIVERGING, page_data
+from smoe.reports.run_report import RunReport, epochs_of, headline, plain_name, seconds_of, show_number
 from smoe.version import __version__
 
 MAX_BYTES = 5_000_000
@@ -71,8 +76,10 @@ def _render(reports: Sequence[RunReport], data: dict[str, Any], arrays: str, wri
     templates = Environment(loader=FunctionLoader(_asset), autoescape=True, trim_blocks=True, undefined=StrictUndefined)
     templates.filters["shown"] = lambda value: f"{value:,}" if isinstance(value, int) else show_number(value)
     templates.filters["sort_key"] = lambda value: "" if value is None or not math.isfinite(value) else float(value)
-    templates.filters["with_unit"] = lambda name, sheet: f"{name} ({unit})" if (unit := sheet.units.get(name)) else name
-    runs = [_run_parts(report, number) for number, report in enumerate(reports)]
+    templates.filters["with_unit"] = lambda name, sheet: (
+        plain_name(name) + (f" ({u})" if (u := sheet.units.get(name)) else "")
+    )
+    runs = [_run_parts(report, number, data["runs"][number]) for number, report in enumerate(reports)]
     is_single, script = len(reports) == 1, _asset("report.js")
     has_curves, has_gates = any(report.epochs for report in reports), any(report.gates for report in reports)
     links = [(f"run-0-{key}", heading) for key, heading in runs[0]["parts"]]
@@ -90,6 +97,7 @@ def _render(reports: Sequence[RunReport], data: dict[str, Any], arrays: str, wri
         has_curves=has_curves,
         has_gates=has_gates,
         comparison=_comparison(reports, data),
+        differences=_differences(reports),
         style=_asset("report.css"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -106,7 +114,7 @@ def script_json(content: Mapping[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
+def _run_parts(report: RunReport, number: int, data: dict[str, Any]) -> dict[str, Any]:
     has_routing_records = any(key.startswith("routing/") for record in report.epochs for key in record)
     shown = {
         "scores": ("Scores", True),
@@ -117,6 +125,8 @@ def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
         "filters": ("Filters of chosen experts", bool(report.gates)),
         "routing-epochs": ("Routing by epoch", has_routing_records),
         "errors": ("Errors", bool(report.error_maps)),
+        "parts": ("Errors by time and region", bool(data["charts"]["parts"])),
+        "reliability": ("Reliability", bool(report.reliability)),
         "repeat": ("How it was made", True),
     }
     sheet = report.scores
@@ -127,6 +137,7 @@ def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
         "number": number,
         "parts": [(key, heading) for key, (heading, is_shown) in shown.items() if is_shown],
         "headline": headline(report),
+        "gates": [_gate_parts(report, *both) for both in zip(report.gates, data["gates"], strict=False)],
         "figures": figures(report),
         "first": [row for row in sheet.rows if row not in others],
         "caption": f"Scores on the {name} split{f', {detail}' if detail else ''}.",
@@ -134,11 +145,50 @@ def _run_parts(report: RunReport, number: int) -> dict[str, Any]:
         "parts_of_data": {name: show_number(value) for name, value in sheet.parts.items()},
         "sentences": [f"{text[:1].upper()}{text[1:]}." for text in map(str, report.routing_gains)],
         "names_plain": not report.is_plain and all(error.plain is None for error in report.error_maps),
-        "recipe": {
-            name: value if isinstance(value, str) else json.dumps(value, default=str)
-            for name, value in flatten(report.recipe).items()
-        },
+        "recipe": {name: _plain_text(value) for name, value in flatten(report.recipe).items()},
     }
+
+
+# So many experts are shown with their use.
+_NUM_USED = 32
+
+
+def _gate_parts(report: RunReport, gate: GateMap, data: dict[str, Any]) -> dict[str, Any]:
+    """Use and filters of the most used experts of a gate."""
+    colours, partners = expert_colours(gate.num_experts), data["partners"] or range(gate.num_experts)
+    order = [int(expert) for expert in np.argsort(-gate.use, kind="stable") if gate.use[expert] > 0]
+    used = [(each, 100 * float(gate.use[each]), colours[partners[each]].tolist()) for each in order[:_NUM_USED]]
+    words = f"{len(order)} of {gate.num_experts} experts are in use"
+    words += f", of which the {len(used)} most used are shown" if len(used) < len(order) else ""
+    words += f". Each would serve {show_number(100 * gate.num_selected / gate.num_experts)} % if all were used alike."
+    found = gate.filters
+    if found is None:
+        return {"used": used, "words": words, "cards": [], "note": "The experts of this layer have no filters to draw."}
+    known = [(f"{name} (true)", None, (as_picture(each),), ("",)) for name, each in report.filters.items()]
+    own = [
+        (f"expert {expert}: {show_number(round(100 * float(gate.use[expert]), 1))} %", expert, pictures, labels)
+        for expert, labels, pictures in zip(found.experts, found.labels, found.pictures, strict=True)
+    ]
+    largest = max((float(np.abs(one).max()) for _, _, each, _ in (*known, *own) for one in each), default=0.0) or 1.0
+
+    def image(values: np.ndarray, title: str) -> Markup:
+        numbers = "; ".join(" ".join(f"{value:.3g}" for value in row) for row in values)
+        levels = np.rint(127.5 + 127.5 * np.nan_to_num(values) / largest).astype(int)
+        wide = values.shape[1] * max(6, min(22, 132 // values.shape[1]))
+        return Markup(html_image(DIVERGING[levels], wide, f"{title}: {numbers}"))
+
+    note = (
+        f"The most used experts of {gate.layers[0]}, with the share of the pixels that each serves. Blue is positive, "
+    )
+    note += f"orange negative, white zero; all have one scale, up to {show_number(largest)}."
+    num_shown = max(map(len, found.labels), default=0)
+    if num_shown < found.num_filters:
+        note += f" Each expert has {found.num_filters} filters: the {num_shown} with the largest weights are shown."
+    cards = [
+        (title, expert, [(image(one, f"{title} {label}"), label) for one, label in zip(pictures, labels, strict=True)])
+        for title, expert, pictures, labels in (*known, *own)
+    ]
+    return {"used": used, "words": words, "cards": cards, "note": note}
 
 
 def figures(report: RunReport) -> dict[str, str]:
@@ -148,7 +198,7 @@ def figures(report: RunReport) -> dict[str, str]:
     if own:
         watched = report.monitor.key.removeprefix("validation/")
         metric = watched if watched in own else next(iter(own))
-        found[f"{metric}, {report.scores.split}"] = show_number(own[metric])
+        found[f"{plain_name(metric)}, {report.scores.split}"] = show_number(own[metric])
     plain = epochs_of(report.plain_history)
     found["epochs"] = f"{len(report.epochs)}{f'; plain net {len(plain)}' if plain else ''}"
     if report.seconds is not None:
@@ -173,10 +223,22 @@ def _comparison(reports: Sequence[RunReport], data: dict[str, Any]) -> dict[str,
         numbers: list[float | None] = [own.get(metric) for metric in metrics]
         numbers += [None if share is None else 100 * share] if has_shared else []
         numbers += [len(report.epochs), report.seconds, report.num_parameters, report.seed]
-        worth = report.routing_gains[-1].verdict if report.routing_gains else ""
-        rows.append((report.label, numbers, [worth, report.scores.split or "nothing", report.title]))
-    heads = ["run", *metrics, *(["choices as in the first run, %"] if has_shared else [])]
+        rows.append((report.label, numbers, [report.scores.split or "nothing", report.title]))
+    heads = ["run", *map(plain_name, metrics), *(["choices as in the first run, %"] if has_shared else [])]
     return {"heads": [*heads, "epochs", "seconds", "parameters", "seed"], "rows": rows}
+
+
+def _differences(reports: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
+    """Fields of the recipes that are not the same in all runs, of those that several have."""
+    recipes = [flatten(report.recipe) for report in reports]
+    counts = Counter(name for recipe in recipes for name in recipe)
+    names = [name for name, count in counts.items() if count > 1]
+    rows = [(name, [_plain_text(recipe[name]) if name in recipe else "" for recipe in recipes]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def _plain_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _own_values(report: RunReport) -> Mapping[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -14,21 +14,30 @@ import numpy as np
 
 from smoe._maps import Places, coordinate_texts, make_views, take, thinned
 from smoe._notebook import expert_colours
-from smoe.diagnostics import match_experts, neighbour_agreement, selections, shared_choices
-from smoe.reports.gate_maps import ExpertFilters, GateMap, as_picture
-from smoe.reports.run_report import ErrorMap, Example, RunReport, epochs_of, show_number
+from smoe.diagnostics import match_experts, neighbour_agreement, shared_choices
+from smoe.reports.gate_maps import GateMap
+from smoe.reports.run_report import Breakdown, ErrorMap, Example, RunReport, epochs_of, show_number
 from smoe.training.run_directory import Record
 
 # Above this number the pairing of experts, which is cubic, would take longer than all the rest.
 _MAX_MATCHED = 512
 # Names that the page's script knows, of the types that it reads without conversion.
 _TYPES = {"uint8": "u8", "uint16": "u16", "int32": "i32"}
-_VIRIDIS = bytes.fromhex("440154 472c7a 3b518b 2c718e 21908d 27ad81 5cc863 aadc32 fde725")
-_DIVERGING = bytes.fromhex("a64608 e0823c f7c496 f5f5f5 a0c8e6 468cc8 08468c")
 _ROUTING_CHARTS = {
     "Choices that changed": ("changed", "changed_since_start", "reordered"),
     "Use, certainty, information": ("experts_in_use", "certainty", "region_information"),
 }
+
+
+def _ramp(stops: str) -> np.ndarray:
+    """A palette of 256 colours between some, `(256, 3)`, uint8."""
+    known = np.frombuffer(bytes.fromhex(stops), np.uint8).reshape(-1, 3)
+    places = np.linspace(0, len(known) - 1, 256)
+    return np.stack([np.interp(places, np.arange(len(known)), part) for part in known.T], axis=1).astype(np.uint8)
+
+
+VIRIDIS = _ramp("440154 472c7a 3b518b 2c718e 21908d 27ad81 5cc863 aadc32 fde725")
+DIVERGING = _ramp("a64608 e0823c f7c496 f5f5f5 a0c8e6 468cc8 08468c")
 
 
 @dataclass(frozen=True)
@@ -38,9 +47,15 @@ class Detail:
     max_pixels: int  # largest number of pixels of a map or volume
     num_scored: int  # number of experts of a pixel whose scores are shown
     max_gates: int  # largest number of gates of a run
+    film_choices: int  # number of choices of the film of a gate, about
 
 
-DETAILS = (Detail(65_536, 8, 64), Detail(16_384, 4, 32), Detail(4_096, 2, 16), Detail(1_024, 1, 8))
+DETAILS = (
+    Detail(65_536, 8, 64, 1 << 21),
+    Detail(16_384, 4, 32, 1 << 18),
+    Detail(4_096, 2, 16, 1 << 16),
+    Detail(1_024, 1, 8, 0),
+)
 """From much to little; a page has the first one with which it is small enough."""
 
 
@@ -87,13 +102,16 @@ class ArrayPack:
 def page_data(reports: Sequence[RunReport], detail: Detail) -> tuple[dict[str, Any], str]:
     """Return the plain values of a page, and all arrays as one text."""
     maker = _Maker(reports, detail)
-    runs = [maker.run_data(report, number) for number, report in enumerate(reports)]
+    runs = [maker.run_data(report) for report in reports]
     num_colours = 1 + max((gate.num_experts for report in reports for gate in report.gates), default=1)
     num_colours = max([num_colours, *(int(one.regions.max()) + 1 for one in reports if one.regions is not None)])
-    keys = dict.fromkeys(key for run in runs for key in run["curves"]["values"] if key != "nonfinite_errors")
+    curves = {report.label: curves_of(report) for report in reports}
+    keys = dict.fromkeys(key for run in curves.values() for key in run["values"] if key != "nonfinite_errors")
     watched = reports[0].monitor.key
     together = [
-        _chart(runs, key, [(run["label"], number, key) for number, run in enumerate(runs)])
+        _chart(
+            key, {label: (run["epochs"], run["values"][key]) for label, run in curves.items() if key in run["values"]}
+        )
         for key in sorted(keys, key=lambda key: key != watched)
     ]
     data = {
@@ -101,7 +119,7 @@ def page_data(reports: Sequence[RunReport], detail: Detail) -> tuple[dict[str, A
         "places": maker.places,
         "together": together,
         "experts": expert_colours(num_colours).tolist(),
-        "palettes": {"viridis": _ramp(_VIRIDIS), "diverging": _ramp(_DIVERGING)},
+        "palettes": {"viridis": VIRIDIS.tolist(), "diverging": DIVERGING.tolist()},
     }
     return data, maker.pack.encode()
 
@@ -141,23 +159,21 @@ class _Maker:
         self.places: list[dict[str, Any]] = []
         self._numbers: dict[object, int] = {}
 
-    def run_data(self, report: RunReport, number: int) -> dict[str, Any]:
+    def run_data(self, report: RunReport) -> dict[str, Any]:
         gates = report.gates[: self.detail.max_gates]
         curves = curves_of(report)
+        regions = [_by_region(error, report.places) for error in report.error_maps]
         return {
             "label": report.label,
-            "curves": curves,
             "charts": {
-                "curves": _score_charts(report, {"label": report.label, "curves": curves}, number),
-                "routing-epochs": _routing_charts(report, {"label": report.label, "curves": curves}, number),
+                "curves": _score_charts(report, curves),
+                "routing-epochs": _routing_charts(report, curves),
+                "parts": [_breakdown(each) for each in (*report.breakdowns, *regions) if each is not None],
+                "reliability": [_breakdown(each) for each in report.reliability],
             },
             "gates": [self._gate_data(gate, index, report) for index, gate in enumerate(gates)],
             "errors": [self._error_data(error, report.places) for error in report.error_maps],
             "examples": [self._example_data(example, report.places) for example in report.examples],
-            "knownFilters": [
-                {"name": name, "pictures": [_picture(values)], "labels": [""]}
-                for name, values in report.filters.items()
-            ],
         }
 
     def _place_data(self, places: Places) -> tuple[int, int]:
@@ -211,9 +227,7 @@ class _Maker:
 
     def _gate_data(self, gate: GateMap, number: int, report: RunReport) -> dict[str, Any]:
         place, step = self._place_data(gate.places)
-        choices, scores, colours = (
-            take(values, gate.places.shape, step) for values in (gate.choices, gate.scores, gate.colours().T)
-        )
+        choices, scores = (take(values, gate.places.shape, step) for values in (gate.choices, gate.scores))
         num_scored = min(self.detail.num_scored, gate.num_selected)
         served = gate.layers[0] if len(gate.layers) == 1 else f"{len(gate.layers)} layers"
         words = f"{gate.num_selected} of {gate.num_experts} experts at each pixel, {gate.kind} of {served}"
@@ -248,18 +262,27 @@ class _Maker:
             "numSelected": gate.num_selected,
             "places": place,
             "numPixels": choices.shape[1],
-            "selected": self.pack.add(np.packbits(selections(choices, gate.num_experts), axis=None)),
-            "best": self.pack.add_indices(choices[:num_scored]),
+            "frames": [
+                (name, self.pack.add_indices(take(frame, gate.places.shape, step)))
+                for name, frame in [*self._film(gate), ("", gate.choices)]
+            ],
             "scores": self.pack.add_numbers(scores[:num_scored]),
             "numScored": num_scored,
-            "colours": self.pack.add(np.ascontiguousarray(colours.T)),
+            "colourMap": [values.round(2).tolist() for values in gate.colour_map()],
+            "embedding": None
+            if gate.embedding is None
+            else self.pack.add(np.ascontiguousarray(take(gate.embedding.T, gate.places.shape, step).T)),
             "use": [_number(float(share)) for share in gate.use],
-            "filters": None if gate.filters is None else _filter_data(gate.filters, gate.layers[0]),
             "regions": regions,
             "regionColours": region_colours,
             "partners": partners,
             "shared": shared,
         }
+
+    def _film(self, gate: GateMap) -> list[tuple[str, np.ndarray]]:
+        """As many frames, from the start on, as leave the page small."""
+        every = max(1, math.ceil(len(gate.film) * gate.choices.size / max(1, self.detail.film_choices)))
+        return [item for number, item in enumerate(gate.film.items()) if number % every == 0]
 
     def _error_data(self, error: ErrorMap, places: Places | None) -> dict[str, Any]:
         """The error and, where there is one, the gain over a plain net; each with what its colours mean."""
@@ -317,52 +340,86 @@ class _Maker:
         return numbers | dict(zip(keys, colours, strict=True))
 
 
-def _score_charts(report: RunReport, run: dict[str, Any], number: int) -> list[dict[str, Any]]:
+def _score_charts(report: RunReport, curves: dict[str, Any]) -> list[dict[str, Any]]:
     """A chart for each score, with those of its parts and of both splits; the one that decides first."""
-    groups: dict[str, list[str]] = {}
-    for key in run["curves"]["values"]:
+    groups: dict[str, dict[str, Any]] = {}
+    for key, values in curves["values"].items():
         if not key.startswith("routing/") and key != "nonfinite_errors":
             base = key.removeprefix("train/").removeprefix("validation/").split("/")[0]
-            groups.setdefault(base.removesuffix(" of the plain net"), []).append(key)
+            groups.setdefault(base.removesuffix(" of the plain net"), {})[key] = curves["epochs"], values
     watched = report.monitor.key.removeprefix("validation/").split("/")[0]
     # The paper's results for the recipe of the run are lines.
     published = [row.values for row in report.scores.rows if row.is_same_recipe]
     return [
         {
-            **_chart({number: run}, base, [(key, number, key) for key in groups[base]]),
+            **_chart(base, groups[base]),
             "references": [["paper, test", values[base]] for values in published if base in values],
         }
         for base in sorted(groups, key=lambda base: base != watched)
     ]
 
 
-def _routing_charts(report: RunReport, run: dict[str, Any], number: int) -> list[dict[str, Any]]:
+def _routing_charts(report: RunReport, curves: dict[str, Any]) -> list[dict[str, Any]]:
     # With one expert at each pixel there is no order that could change.
     is_single = bool(report.gates) and all(gate.num_selected == 1 for gate in report.gates)
-    charts = []
-    for title, names in _ROUTING_CHARTS.items():
-        known = [name for name in names if f"routing/{name}" in run["curves"]["values"]]
-        series = [
-            (name.replace("_", " "), number, f"routing/{name}")
-            for name in known
-            if not (is_single and name == "reordered")
-        ]
-        if series:
-            charts.append({**_chart({number: run}, title, series), "unit": " %"})
-    return charts
+    found = {
+        title: {
+            name.replace("_", " "): (curves["epochs"], [None if v is None else 100 * v for v in values])
+            for name in names
+            if (values := curves["values"].get(f"routing/{name}")) and not (is_single and name == "reordered")
+        }
+        for title, names in _ROUTING_CHARTS.items()
+    }
+    return [{**_chart(title, series), "unit": " %"} for title, series in found.items() if series]
 
 
-def _chart(runs: Any, name: str, series: list[tuple[str, int, str]]) -> dict[str, Any]:
-    """Curves of runs by their names, numbers of runs and keys; with a logarithmic axis if they span decades."""
-    curves = [
-        (label, [value for value in runs[number]["curves"]["values"].get(key, ()) if value is not None])
-        for label, number, key in series
-    ]
-    known = [value for _, values in curves for value in values]
-    is_log = bool(known) and min(known) > 0 and max(known) > 300 * min(known)
-    ends = [(label, show_number(values[0]), show_number(values[-1])) for label, values in curves if values]
+def _breakdown(part: Breakdown) -> dict[str, Any]:
+    values = {name: (part.steps, [_number(float(value)) for value in each]) for name, each in part.values.items()}
+    return _chart(part.name, values) | {"unit": part.unit, "xName": part.by, "labels": part.labels, "log": False}
+
+
+def _by_region(error: ErrorMap, places: Places | None) -> Breakdown | None:
+    """Errors in bands of latitude of a globe, and in the quarters of other maps."""
+    if places is None or len(places.shape) != 2 or min(places.shape) < 4:
+        return None
+    weights = np.ones(places.shape) if places.areas is None else places.areas
+    rows, columns = (np.arange(size) * 2 // size for size in places.shape)
+    parts = 2 * (rows if not places.goes_up else 1 - rows)[:, None] + columns
+    names = ["upper left", "upper right", "lower left", "lower right"]
+    if places.is_geographic:
+        names = ["north-west", "north-east", "south-west", "south-east"]
+    if places.kind == "globe" and places.rows is not None:
+        band = np.clip((places.rows.values + 90.0) // 30.0, 0, 5).astype(int)
+        parts, names = (
+            np.broadcast_to(band[:, None], places.shape),
+            ["90-60°S", "60-30°S", "30°S-0", "0-30°N", "30-60°N", "60-90°N"],
+        )
+    others = {"this run": error.values, error.plain_name: error.plain, error.baseline_name: error.baseline}
+    values: dict[str, list[float]] = {}
+    for name, found in others.items():
+        if found is not None:
+            squares = np.square(found.reshape(places.shape))
+            weighted = np.where(np.isnan(squares), 0.0, weights).ravel()
+            sums, areas = (
+                np.bincount(parts.ravel(), each, len(names))
+                for each in (np.nan_to_num(squares).ravel() * weighted, weighted)
+            )
+            values[name] = np.sqrt(sums / np.where(areas > 0, areas, np.nan)).tolist()
+    return Breakdown(
+        f"{error.name} by region", "region", tuple(range(len(names))), values, f" {error.units}".rstrip(), tuple(names)
+    )
+
+
+def _chart(name: str, series: Mapping[str, tuple[Sequence[float | None], Sequence[float | None]]]) -> dict[str, Any]:
+    """Curves over epochs by their names; with a logarithmic axis if they span decades."""
+    known = {label: [value for value in values if value is not None] for label, (_, values) in series.items()}
+    every = [value for values in known.values() for value in values]
+    is_log = bool(every) and min(every) > 0 and max(every) > 300 * min(every)
+    ends = [(label, show_number(values[0]), show_number(values[-1])) for label, values in known.items() if values]
     words = "; ".join(f"{label}: from {first} to {last}" for label, first, last in ends[:4]) + "."
-    return {"name": name, "series": series, "references": [], "unit": "", "log": is_log, "words": words}
+    shown = [(label, list(steps), list(values)) for label, (steps, values) in series.items()]
+    common = {"references": [], "unit": "", "xName": "epoch", "labels": []}
+    return {"name": name, "series": shown, "log": is_log, "words": words, **common}
 
 
 def _colours_of_regions(gate: GateMap, regions: np.ndarray) -> list[int]:
@@ -374,25 +431,6 @@ def _colours_of_regions(gate: GateMap, regions: np.ndarray) -> list[int]:
     return match_experts(regions.reshape(1, -1), gate.choices[:1], num_colours)[:num_regions].tolist()
 
 
-def _filter_data(filters: ExpertFilters, layer: str) -> dict[str, Any]:
-    shown = len(filters.labels[0]) if filters.labels else 0
-    words = f"The most used experts of {layer}, with the share of the pixels that each serves. Blue is positive, "
-    words += "orange negative, white zero; all have one scale, up to"
-    some = f"Each expert has {filters.num_filters} filters: the {shown} with the largest weights are shown."
-    return {
-        "words": words,
-        "some": some if shown < filters.num_filters else "",
-        "experts": [
-            {"expert": expert, "labels": list(labels), "pictures": [_picture(picture) for picture in pictures]}
-            for expert, labels, pictures in zip(filters.experts, filters.labels, filters.pictures, strict=True)
-        ],
-    }
-
-
-def _picture(values: np.ndarray) -> list[list[float | None]]:
-    return [[_number(float(f"{value:.4g}")) for value in row] for row in as_picture(values)]
-
-
 def _quantiles(values: np.ndarray, *shares: float) -> list[float]:
     known = values[np.isfinite(values)]
     return np.quantile(known, shares).tolist() if known.size else [0.0] * len(shares)
@@ -401,10 +439,3 @@ def _quantiles(values: np.ndarray, *shares: float) -> list[float]:
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return value if is_number else None
-
-
-def _ramp(stops: bytes) -> list[list[int]]:
-    """A palette of 256 colours between some."""
-    known = np.frombuffer(stops, np.uint8).reshape(-1, 3)
-    places = np.linspace(0, len(known) - 1, 256)
-    return np.stack([np.interp(places, np.arange(len(known)), part) for part in known.T], axis=1).astype(int).tolist()

@@ -18,9 +18,18 @@ from smoe.gridded._times import show_time
 from smoe.regression._fitted import Fitted, best_validation, central
 from smoe.regression._nets import count_parameters
 from smoe.regression._saved import load_model
-from smoe.regression._scores import PLAIN, SCORES, ComparedBatch, compare_batches, open_scored, ranked
+from smoe.regression._scores import (
+    PLAIN,
+    SCORES,
+    ComparedBatch,
+    ErrorSums,
+    compare_batches,
+    make_table,
+    open_scored,
+    ranked,
+)
 from smoe.reports.gate_maps import read_gates
-from smoe.reports.run_report import ErrorMap, Example, Monitor, RunReport, ScoreRow, ScoreSheet
+from smoe.reports.run_report import Breakdown, ErrorMap, Example, Monitor, RunReport, ScoreRow, ScoreSheet
 from smoe.training.run_directory import RunDirectory, RunError
 
 
@@ -40,18 +49,19 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
         DataError: If the folder holds no model or a damaged one, or the data are not those of the model.
     """
     fitted = load_model(path)
-    environment = RunDirectory(path / "training").read_environment()
+    training = RunDirectory(path / "training")
+    environment = training.read_environment()
     which, sheet = _read_scores(path, fitted)
     places = places_of(fitted)
-    maps, examples, digest = (), (), ""
+    measured = None
     if data is not None:
         notify(f"{label}: measuring errors in the {which} period {fitted.periods[which]}")
-        maps, examples, digest = _measure(fitted, data, which)
+        measured = _measure(fitted, data, which)
     facts = environment_facts(environment)
     facts |= {"grid": f"{fitted.grid.describe()} (hash {fitted.grid.hash})"}
     facts |= {f"{name} period": period for name, period in fitted.periods.items()}
-    if digest:
-        facts[f"SHA-256 of the {which} targets"] = digest
+    if measured is not None:
+        facts[f"SHA-256 of the {which} targets"] = measured.digest
     net = "a net of your own" if fitted.has_own_net else f"a {fitted.options.net}"
     lead = f", lead {fitted.options.lead}" if fitted.options.lead else ""
     remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in fitted.remarks()]
@@ -70,10 +80,12 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
         plain_history=fitted.records.get("plain", []),
         monitor=Monitor("validation/loss"),
         places=places,
-        gates=read_gates(fitted.net, places, shown_shape=fitted.grid.shape),
+        gates=read_gates(fitted.net, places, shown_shape=fitted.grid.shape, film=training.read_film()),
         regions=None,
-        error_maps=maps,
-        examples=examples,
+        error_maps=() if measured is None else measured.maps,
+        examples=() if measured is None else measured.examples,
+        breakdowns=() if measured is None else measured.breakdowns,
+        reliability=() if measured is None else measured.reliability,
         filters={},
         command=repeating_command(environment),
         recipe={
@@ -150,27 +162,44 @@ def _score_row(name: str, stored: dict[str, Any], targets: list[str]) -> ScoreRo
     return ScoreRow(name, "this run" if is_own else "here, same data", values, spreads, is_own)
 
 
-# So many samples are shown as they are.
-_NUM_EXAMPLES = 4
+# So many samples are shown as they are at most, of so many pixels together.
+_NUM_EXAMPLES, _EXAMPLE_PIXELS = 12, 1 << 18
+# Levels at which the forecasts of a mean and a spread are compared with truths.
+_LEVELS = tuple(np.arange(5, 100, 10) / 100)
 
 
-def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap, ...], tuple[Example, ...], str]:
-    """Root mean squared errors of all predictions at each pixel, some samples, and the hash of the truths."""
+@dataclass(frozen=True)
+class _Measured:
+    """What the samples of a period tell of a model."""
+
+    maps: tuple[ErrorMap, ...]  # root mean squared errors at each pixel
+    examples: tuple[Example, ...]
+    breakdowns: tuple[Breakdown, ...]
+    reliability: tuple[Breakdown, ...]
+    digest: str  # hash of the truths
+
+
+def _measure(fitted: Fitted, data: FitData, which: str) -> _Measured:
     squared: dict[str, np.ndarray] = {}
+    sums: dict[str, ErrorSums] = {}
     counts = np.zeros((len(fitted.target_channels), *fitted.grid.shape))
     digest = hashlib.sha256()
     scored = open_scored(fitted, list(data.inputs), data.targets, fitted.period_of(which), data.open_options)
-    examples: list[Example] = []
-    simple_names: set[str] = set()
-    num_seen, shown = 0, set(np.linspace(0, len(scored.pairs) - 1, _NUM_EXAMPLES).round().astype(int).tolist())
+    examples, valid, simple_names = list[Example](), list[np.ndarray](), set[str]()
+    num_examples = max(1, min(_NUM_EXAMPLES, _EXAMPLE_PIXELS // counts[0].size))
+    num_seen, shown = 0, set(np.linspace(0, len(scored.pairs) - 1, num_examples).round().astype(int).tolist())
+    below = 0.0
     for batch in compare_batches(fitted, scored):
         digest.update(np.ascontiguousarray(batch.truth, dtype="<f4").tobytes())
         counts += (~np.isnan(batch.truth)).sum(axis=0)
         simple_names |= batch.simple.keys()
+        valid.append(batch.valid)
+        below = below + _shares_below(fitted, batch)
         predictions = {name: central(fitted.options, each) for name, each in (batch.simple | batch.nets).items()}
         for name, values in predictions.items():
             error = np.square(values.astype(np.float64) - batch.truth)
             squared[name] = squared.get(name, 0.0) + np.nan_to_num(error).sum(axis=0)
+            sums.setdefault(name, ErrorSums()).add(values, batch.truth, fitted.pixel_weights)
         numbers = [number for number in range(len(batch.truth)) if num_seen + number in shown]
         examples += [_example(fitted, batch, predictions["model"], number) for number in numbers]
         num_seen += len(batch.truth)
@@ -181,24 +210,67 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap,
         roots = {name: np.sqrt(total / counts) for name, total in squared.items()}
     # The net that was fitted beside the model: a plain one, or the SMoE net where the plain one was better.
     other = next((name for name in roots if name != "model" and name not in simple), "")
-    plain = roots.get(other)
     # The simple prediction with the lowest error of all pixels together.
     best = min(simple, key=lambda name: float(np.nansum(squared[name])), default="")
-    return (
-        tuple(
-            ErrorMap(
-                f"{channel.name}, RMSE",
-                channel.units,
-                roots["model"][number],
-                None if plain is None else plain[number],
-                other,
-                roots[best][number] if best else None,
-                best,
-            )
-            for number, channel in enumerate(fitted.target_channels)
-        ),
-        tuple(examples),
-        digest.hexdigest(),
+    maps = [
+        ErrorMap(
+            f"{channel.name}, RMSE",
+            channel.units,
+            roots["model"][number],
+            roots[other][number] if other else None,
+            other,
+            roots[best][number] if best else None,
+            best,
+        )
+        for number, channel in enumerate(fitted.target_channels)
+    ]
+    named = {"model": "this run", other: other, best: best}
+    compared = {label: sums[name] for name, label in named.items() if name}
+    breakdowns = _by_time(fitted, compared, np.concatenate(valid))
+    reliability = _reliability(fitted, below / counts.sum(axis=(1, 2))[:, None]) if np.size(below) > 1 else ()
+    return _Measured(tuple(maps), tuple(examples), breakdowns, reliability, digest.hexdigest())
+
+
+def _by_time(fitted: Fitted, sums: Mapping[str, ErrorSums], valid: np.ndarray) -> tuple[Breakdown, ...]:
+    """Errors by month and hour, where there are several."""
+    channels = fitted.target_channels
+    names, units = tuple(channel.name for channel in channels), tuple(channel.units for channel in channels)
+    table = replace(make_table(sums, names, units, None), valid=(valid, fitted.calendar))
+    found = []
+    for number, (name, unit) in enumerate(zip(names, units, strict=True)):
+        for part in ("year", "month", "hour"):
+            errors = table.by(part)
+            values = {each: [of_all[each][number] for of_all in errors.values()] for each in sums}
+            if len(errors) > 1:
+                found.append(Breakdown(f"{name}, RMSE by {part}", part, tuple(errors), values, f" {unit}".rstrip()))
+    return tuple(found)
+
+
+def _shares_below(fitted: Fitted, batch: ComparedBatch) -> np.ndarray:
+    """Numbers of truths below each quantile of their forecast, `(K, levels)`; one 0 for forecasts of one number."""
+    objective, values, truth = fitted.options.objective, batch.nets["model"], batch.truth
+    if objective == "quantiles":
+        return np.moveaxis(truth[:, :, None] < values, 2, 0).sum(axis=(1, 3, 4)).T
+    if objective != "gaussian":
+        return np.zeros(1)
+    from scipy.special import ndtr
+
+    deviation = ndtr((truth - values[:, :, 0]) / values[:, :, 1])
+    return np.stack([(deviation < level).sum(axis=(0, 2, 3)) for level in _LEVELS], axis=1)
+
+
+def _reliability(fitted: Fitted, shares: np.ndarray) -> tuple[Breakdown, ...]:
+    levels = fitted.options.quantiles if fitted.options.objective == "quantiles" else _LEVELS
+    percent = tuple(100.0 * level for level in levels)
+    return tuple(
+        Breakdown(
+            f"{channel.name}, truths below the quantile",
+            "quantile of the forecast, %",
+            percent,
+            {"this run": 100.0 * each, "if it were reliable": percent},
+            " %",
+        )
+        for channel, each in zip(fitted.target_channels, shares, strict=True)
     )
 
 

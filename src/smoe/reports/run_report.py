@@ -92,6 +92,18 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Breakdown:
+    """Numbers of several predictions by something, such as errors by month, or shares of truths by quantile."""
+
+    name: str  # such as `t2m, RMSE by month`
+    by: str  # such as `month`
+    steps: tuple[float, ...]  # such as the numbers of the months
+    values: Mapping[str, Sequence[float]]  # a number for each step, by prediction
+    unit: str = ""
+    labels: tuple[str, ...] = ()  # names of the steps 0, 1, ...
+
+
+@dataclass(frozen=True)
 class Monitor:
     """The score that decides which weights are kept."""
 
@@ -123,7 +135,9 @@ class RunReport:
     facts: Mapping[str, str]  # versions, machine and data, by their names
     remarks: tuple[str, ...] = ()  # sentences that a reader of the scores needs
     plain_history: Sequence[Record] = ()  # records of the plain net that was trained beside it
-    examples: tuple[Example, ...] = ()  # samples with what is predicted for them
+    examples: tuple[Example, ...] = ()  # samples with what is predicted for them, in the order of time
+    breakdowns: tuple[Breakdown, ...] = ()  # errors by month and hour
+    reliability: tuple[Breakdown, ...] = ()  # how often quantiles are not exceeded
     identity: str = field(default="", repr=False)  # what was learned from which data
 
     @property
@@ -149,8 +163,12 @@ class RunReport:
             raise DataError(f"{self.path}: its record of routing_gains is damaged ({error})") from error
 
 
+def plain_name(metric: str) -> str:
+    return metric.replace("_", " ")
+
+
 def headline(report: RunReport) -> str:
-    """Return what the run is worth in a sentence: its first score, beside the best simple prediction of the table."""
+    """Return what was learned, how much better it is than the best simple prediction of the table, and how sure."""
     own = next((row for row in report.scores.rows if row.is_own), None)
     metric = next(iter(report.scores.metrics), None) if own is not None else None
     if own is None or metric is None or metric not in own.values:
@@ -162,23 +180,24 @@ def headline(report: RunReport) -> str:
         number = show_number(row.values[metric]) + (f" ± {show_number(spread)}" if spread else "")
         return f"{number} {unit}".strip()
 
-    text = f"{metric} on the {report.scores.split.partition(', ')[0]} split: {shown(own)}"
+    split = report.scores.split.partition(", ")[0]
+    text = f"{report.title}, on the {split} split: {plain_name(metric)} {shown(own)}"
     is_high = report.monitor.is_best_high and report.monitor.key.rpartition("/")[2] == metric
     is_error = not is_high and any(word in metric.lower() for word in ("rmse", "mae", "mse", "loss", "crps", "error"))
     others = [row for row in report.scores.rows if not row.is_own and not row.is_published and metric in row.values]
-    if not others or not (is_high or is_error):
-        return f"{text}."
-    best = (max if is_high else min)(others, key=lambda row: row.values[metric])
-    ours, theirs = own.values[metric], best.values[metric]
-    is_unsure = abs(ours - theirs) < 2 * max(own.spreads.get(metric, 0.0), best.spreads.get(metric, 0.0))
-    if is_unsure:
-        verdict = "within the uncertainty of"
-    elif is_high:
-        verdict = f"{show_number(abs(ours - theirs))} {'more' if ours >= theirs else 'less'} than"
-    else:
-        gain = 100.0 * (1.0 - ours / theirs) if theirs else 0.0
-        verdict = f"{abs(gain):.3g} % {'less' if gain >= 0 else 'more'} than"
-    return f"{text}, {verdict} the best other prediction of the table, {best.name} ({shown(best)})."
+    if others and (is_high or is_error):
+        best = (max if is_high else min)(others, key=lambda row: row.values[metric])
+        ours, theirs = own.values[metric], best.values[metric]
+        share = (
+            f"{show_number(abs(ours - theirs))}" if is_high or not theirs else f"{100 * abs(1 - ours / theirs):.3g} %"
+        )
+        verdict = f"{share} {'more' if ours > theirs else 'less'} than"
+        spread = max(own.spreads.get(metric, 0.0), best.spreads.get(metric, 0.0))
+        if abs(ours - theirs) < 2 * spread:
+            verdict = "within the uncertainty of"
+        text += f", {verdict} the best other prediction, {best.name} ({shown(best)})"
+    gains = report.routing_gains
+    return f"{text}." + (f" Beside single convolutions, {gains[-1].verdict}." if gains else "")
 
 
 def epochs_of(history: Sequence[Record]) -> list[Record]:

@@ -53,7 +53,6 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.last_checkpoint = self.checkpoints / "last.safetensors"
         self.best_checkpoint = self.checkpoints / "best.safetensors"
-        self.pictures = self.path / "pictures"
         self._is_locked = False
 
     def check_writable(self) -> None:
@@ -147,6 +146,12 @@ class RunDirectory:
         lines = self.metrics_file.read_bytes().splitlines()
         return [_read_json(self.metrics_file, line, f" in line {number}") for number, line in enumerate(lines, 1)]
 
+    def read_film(self) -> dict[int, dict[str, Tensor]]:
+        """Return the choices of each gate by epoch, `(E, ...)`, of which large grids and long trainings keep a part."""
+        if not self.last_checkpoint.is_file():
+            return {}
+        return load_checkpoint(self.last_checkpoint, "routing").get("film", {})
+
     def make_folders(self) -> None:
         with self._as_run_error():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -188,13 +193,15 @@ def save_checkpoint(path: Path, state: State, *, make_folder: bool = True) -> No
         raise CheckpointError(f"checkpoint {path} could not be written: {error.strerror or error}; {kept}") from error
 
 
-def load_checkpoint(path: Path) -> State:
+def load_checkpoint(path: Path, part: str = "") -> State:
+    """Read a checkpoint, or one of its dictionaries, and no tensor but those that belong to it."""
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            state = _decode(json.loads(file.metadata()[_KEY]), tensors)
+            names = [name for name in file.keys() if not part or name.startswith(f"{part}/")]  # noqa: SIM118
+            content = json.loads(file.metadata()[_KEY])
+            state = _decode(content[part] if part else content, {name: file.get_tensor(name) for name in names})
         if not isinstance(state, dict):
             raise TypeError(f"it must hold a dictionary, not a {type(state).__name__}")
         return state

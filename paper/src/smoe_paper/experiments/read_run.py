@@ -69,7 +69,7 @@ def read_run(
         notify(f"{label}: measuring errors on the {options.split} split")
         maps = measure_errors(run.predict(options.split), parts.places, parts.targets)
     model = run.task.model.cpu().eval()
-    gates = read_gates(model, parts.places, sample)
+    gates = read_gates(model, parts.places, sample, film=directory.read_film())
     of_task = None if run.task.regions is None else run.task.regions.cpu().numpy()
     regions = of_task if parts.regions is None else parts.regions
     plain = recipe.plain()

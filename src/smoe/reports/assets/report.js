@@ -2,7 +2,7 @@
 // Fills the page with charts and pictures. Text is only ever set as text: no name of a run or layer becomes markup.
 
 const PAGE = JSON.parse(document.getElementById("data").textContent);
-const SVG_NAMES = new Set(["svg", "path", "line", "rect", "circle", "text", "title"]);
+const SVG_NAMES = new Set(["svg", "path", "line", "rect", "circle", "text", "title", "style"]);
 
 function element(name, attributes = {}, ...children) {
   const made = SVG_NAMES.has(name)
@@ -49,6 +49,23 @@ function format(value, digits = 5) {
 const percent = (share) => format(100 * share, 3);
 const css = (colour) => `rgb(${colour.join(" ")})`;
 
+// A button that saves what is shown: a picture as PNG, a chart as SVG, a table as CSV.
+function saveButton(kind, name, content) {
+  const file = () => `${name().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 80)}.${kind.toLowerCase()}`;
+  const onclick = () => element("a", { href: content(), download: file() }).click();
+  return element("button", { type: "button", class: "save", onclick }, `Save ${kind}`);
+}
+
+// A cell that looks like a formula is made a text.
+const quoted = (cell) => `"${cell.textContent.trim().replace(/^[=+@]/, "'$&").replaceAll('"', '""')}"`;
+
+function addSaving(table) {
+  const lines = () => [...table.rows].map((row) => [...row.cells].map(quoted).join(","));
+  const href = () => `data:text/csv;charset=utf-8,${encodeURIComponent(lines().join("\r\n"))}`;
+  const name = table.caption.textContent;
+  table.caption.append(" ", saveButton("CSV", () => name, href));
+}
+
 // One box for all pictures, beside the pointer; and one for readers of a screen, said after a key was pressed.
 const tip = document.getElementById("tip");
 const live = document.getElementById("live");
@@ -65,7 +82,7 @@ const ARROWS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], Arro
 
 // A drawing that answers the pointer and the arrow keys: point(x, y) and step(right, down) return [lines, x, y] in
 // shares of its width and height, or null.
-function answer(drawing, { point, step, leave, choose }) {
+function answer(drawing, { point, step, leave }) {
   const tell = (found) => {
     const box = drawing.getBoundingClientRect();
     tip.hidden = true;
@@ -84,13 +101,11 @@ function answer(drawing, { point, step, leave, choose }) {
     });
   }
   drawing.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") choose?.();
     if (!(event.key in ARROWS)) return;
     event.preventDefault();
     const found = tell(step(...ARROWS[event.key]));
     if (found) live.textContent = found[0].join(", ");
   });
-  if (choose) drawing.addEventListener("click", (event) => at(event) && choose());
 }
 
 // The arrays of the page: one compressed block.
@@ -117,7 +132,7 @@ function read(reference) {
   return known.get(reference);
 }
 
-// Curves by epoch, or bars by rank, drawn anew when the width changes.
+// Curves by epoch, drawn anew when the width changes.
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
 const DASHES = ["", "6 3", "2 3"];
 
@@ -126,7 +141,7 @@ function swatch(colour, text, dash) {
   const line = { d: "M0 7H24", stroke: colour, "stroke-width": dash === undefined ? 14 : 3, "stroke-dasharray": dash };
   const mark = element("svg", { width: dash === undefined ? 14 : 24, height: 14, "aria-hidden": "true" });
   mark.append(element("path", line));
-  return element("span", { class: "legend-entry" }, mark, text);
+  return Object.assign(element("span", { class: "legend-entry" }, mark, text), { colours: [colour] });
 }
 
 function ticks(low, high, count) {
@@ -139,53 +154,55 @@ function ticks(low, high, count) {
 }
 
 class Chart {
-  constructor(parent, onChoose) {
-    Object.assign(this, { onChoose, current: -1 });
+  constructor(parent) {
+    this.current = -1;
     this.box = element("div", { class: "chart" });
     this.legend = element("div", { class: "legend" });
-    parent.append(this.box, this.legend);
+    const style = "text { font: 12px sans-serif; fill: #59626d } .grid { stroke: #d5dae0 } .reference { stroke: #59626d }";
+    const href = () => {
+      const copy = this.svg.cloneNode(true);
+      copy.prepend(element("style", {}, style));
+      return `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
+    };
+    parent.append(this.box, this.legend, saveButton("SVG", () => this.content.title, href));
     new ResizeObserver(() => this.box.clientWidth !== this.width && this.draw()).observe(this.box);
   }
 
-  // content: title, words, xName, unit, isLog, references [[text, value]], and either series [{ name, x, y, colour,
-  // dash }] or bars [{ name, value, colour, isChosen }].
+  // content: title, words, xName, labels of steps, unit, isLog, references [[text, value]], and series [{ name, x, y,
+  // colour, dash }].
   show(content) {
-    this.content = { series: [], bars: [], ...content };
-    this.legend.replaceChildren(...this.content.series.map(({ name, colour, dash }) => swatch(colour, name, dash)));
+    this.content = content;
+    this.legend.replaceChildren(...content.series.map(({ name, colour, dash }) => swatch(colour, name, dash)));
     this.draw();
   }
 
   draw() {
-    const { title, series, bars, references, unit, isLog, xName, words } = this.content ?? {};
+    const { title, series, references, unit, isLog, xName, labels, words } = this.content ?? {};
     this.width = this.box.clientWidth;
     if (!this.width || !title) return;
     const width = this.width;
-    const height = bars.length ? 190 : Math.round(Math.max(220, Math.min(340, width * 0.5)));
+    const height = Math.round(Math.max(220, Math.min(340, width * 0.5)));
     const isShown = (value) => value != null && (!isLog || value > 0);
-    const steps = bars.length
-      ? bars.map((_, rank) => rank)
-      : [...new Set(series.flatMap(({ x, y }) => x.filter((_, index) => isShown(y[index]))))].sort((a, b) => a - b);
+    const known = series.flatMap(({ x, y }) => x.filter((_, index) => isShown(y[index])));
+    const steps = [...new Set(known)].sort((a, b) => a - b);
     if (!steps.length) {
       this.box.replaceChildren(element("p", { class: "note" }, "There are no numbers to draw."));
       return;
     }
     const lines = references.filter(([, value]) => isShown(value));
-    const all = [series.map(({ y }) => y), bars.map(({ value }) => value), lines.map(([, value]) => value)].flat(2);
-    const values = all.filter(isShown);
+    const values = [series.map(({ y }) => y), lines.map(([, value]) => value)].flat(2).filter(isShown);
     let [low, high] = [Math.min(...values), Math.max(...values)];
     const room = (high - low || Math.abs(high) || 1) * 0.06;
-    if (bars.length) [low, high] = [0, high * 1.08 || 1];
-    else [low, high] = isLog ? [low / 1.3, high * 1.3] : [low - room, high + room];
+    [low, high] = isLog ? [low / 1.3, high * 1.3] : [low - room, high + room];
 
     const [left, right, top, bottom] = [62, width - 14, 12, height - 36];
-    const half = bars.length ? 0.5 : 0;
+    const half = labels.length ? 0.5 : 0;
     const each = (right - left) / (steps.at(-1) - steps[0] + 2 * half || 1);
     const toX = (x) => left + (x - steps[0] + half) * each;
     const scale = isLog ? Math.log : Number;
     const toY = (y) => bottom - ((scale(y) - scale(low)) / (scale(high) - scale(low))) * (bottom - top);
     const wasFocused = document.activeElement === this.svg;
-    const keys = bars.length ? "the experts, Enter shows one on the map" : "the epochs";
-    const label = `${title}. ${words} Arrow keys move through ${keys}.`;
+    const label = `${title}. ${words} Arrow keys move along the curves.`;
     this.svg = element("svg", { width, height, role: "img", tabindex: 0, "aria-label": label });
     const draw = (name, attributes, text) => this.svg.append(element(name, attributes, text));
     const write = (text, x, y, anchor, name) => draw("text", { x, y, "text-anchor": anchor, class: name }, text);
@@ -196,15 +213,8 @@ class Chart {
       write(`${format(tick)}${unit}`, left - 8, toY(tick) + 4, "end");
     }
     const whole = ticks(steps[0], steps.at(-1), Math.max(2, Math.floor(width / 80))).filter(Number.isInteger);
-    for (const step of bars.length ? steps.filter(() => each > 22) : whole) {
-      write(bars[step]?.name ?? step, toX(step), height - 19, "middle");
-    }
+    for (const step of whole) write(labels[step] ?? step, toX(step), height - 19, "middle");
     write(xName, (left + right) / 2, height - 4, "middle");
-    bars.forEach(({ value, colour, isChosen }, rank) => {
-      const [y, wide] = [toY(value), Math.max(0.6, each * (each > 3 ? 0.86 : 1))];
-      const place = { x: toX(rank) - wide / 2, y, width: wide, height: Math.max(0, bottom - y) };
-      draw("rect", { ...place, fill: colour, class: isChosen ? "bar chosen" : "bar" });
-    });
     for (const [text, value] of lines) {
       const y = toY(value);
       draw("line", { class: "reference", x1: left, x2: right, y1: y, y2: y });
@@ -234,17 +244,15 @@ class Chart {
       },
       step: (direction) => tell(Math.max(0, Math.min(steps.length - 1, this.current + direction)), 0.15),
       leave: () => cursor.removeAttribute("d"),
-      choose: this.onChoose && (() => this.onChoose(bars[Math.max(0, this.current)].name)),
     });
     this.box.replaceChildren(this.svg);
     if (wasFocused) this.svg.focus();
   }
 
   describe(step) {
-    const { series, bars, unit } = this.content;
-    if (bars.length) return [`expert ${bars[step].name}`, `serves ${format(bars[step].value, 3)} %`];
+    const { series, unit, xName, labels } = this.content;
     const found = series.map(({ name, x, y }) => [name, y[x.indexOf(step)]]).filter(([, value]) => value != null);
-    return [`epoch ${step}`, ...found.map(([name, value]) => `${name}: ${format(value)}${unit}`)];
+    return [`${xName} ${labels[step] ?? step}`, ...found.map(([name, value]) => `${name}: ${format(value)}${unit}`)];
   }
 }
 
@@ -261,29 +269,26 @@ function showCharts(parent, charts, caption) {
   parent.append(element("details", { class: "numbers" }, numbers));
 
   const update = (isNew) => {
-    const { name, unit, references, words, log: isWide, series: chosen } = charts[Number(select.value)];
+    const { name, unit, references, words, xName, labels, log: isWide, series: chosen } = charts[Number(select.value)];
     if (isNew) log.checked = isWide;
-    const factor = unit ? 100 : 1;
-    const texts = [];
-    const series = chosen.map(([label, run, key], number) => {
-      const { epochs, values } = PAGE.runs[run].curves;
-      const y = epochs.map((_, index) => (values[key]?.[index] == null ? null : factor * values[key][index]));
-      texts.push(String(y));
+    const texts = chosen.map(([, , y]) => String(y));
+    const series = chosen.map(([label, x, y], number) => {
       // A curve that lies on an earlier one has gaps, through which that one is seen.
       const isCovered = texts.indexOf(texts[number]) < number;
       const dash = isCovered ? "8 8" : DASHES[Math.floor(number / COLOURS.length) % DASHES.length];
-      return { name: label, x: epochs, y, colour: COLOURS[number % COLOURS.length], dash };
+      return { name: label, x, y, colour: COLOURS[number % COLOURS.length], dash };
     });
     const title = `${caption}: ${name}`;
-    chart.show({ title, words, series, references, unit, isLog: log.checked, xName: "epoch" });
-    const epochs = [...new Set(series.flatMap(({ x }) => x))].sort((a, b) => a - b);
-    const heads = ["epoch", ...series.map((one) => one.name)].map((head) => element("th", { scope: "col" }, head));
-    const rows = epochs.map((epoch) => {
-      const cells = series.map(({ x, y }) => element("td", {}, format(y[x.indexOf(epoch)])));
-      return element("tr", {}, element("th", { scope: "row" }, String(epoch)), cells);
+    chart.show({ title, words, series, references, unit, isLog: log.checked, xName, labels });
+    const steps = [...new Set(series.flatMap(({ x }) => x))].sort((a, b) => a - b);
+    const heads = [xName, ...series.map((one) => one.name)].map((head) => element("th", { scope: "col" }, head));
+    const rows = steps.map((step) => {
+      const cells = series.map(({ x, y }) => element("td", {}, format(y[x.indexOf(step)])));
+      return element("tr", {}, element("th", { scope: "row" }, labels[step] ?? String(step)), cells);
     });
     const head = element("thead", {}, element("tr", {}, heads));
     table.replaceChildren(element("caption", {}, title), head, element("tbody", {}, rows));
+    addSaving(table);
   };
   update(true);
 }
@@ -310,7 +315,8 @@ class Picture {
     this.legend = element("div", { class: "legend" });
     this.caption = element("figcaption");
     this.field = element("div", { class: "field" });
-    this.figure = element("figure", {}, this.head, this.field, this.legend, this.caption);
+    const save = saveButton("PNG", () => `${label} ${this.head.textContent}`, () => this.draw());
+    this.figure = element("figure", {}, this.head, this.field, this.legend, this.caption, save);
     answer(this.canvas, {
       point: (x, y) => this.describeAt(Math.floor(x * this.view.width), Math.floor(y * this.view.height)),
       step: (right, down) => this.move(right, down),
@@ -347,6 +353,27 @@ class Picture {
     this.head.textContent = head;
     this.legend.replaceChildren(...legend);
     this.caption.replaceChildren(...caption.map((line) => element("div", {}, line)));
+  }
+
+  // The picture above its heading and legend, as a file.
+  draw() {
+    const width = this.view.width * Math.ceil(1000 / this.view.width);
+    const height = Math.round(width / this.view.ratio);
+    const made = element("canvas", { width, height: height + 90 });
+    const pen = made.getContext("2d");
+    const fill = (colour, ...box) => (pen.fillStyle = colour) && pen.fillRect(...box);
+    Object.assign(pen, { imageSmoothingEnabled: false, font: "24px sans-serif" });
+    fill("#fff", 0, 0, width, height + 90);
+    pen.drawImage(this.canvas, 0, 0, width, height);
+    const entries = [{ textContent: `${this.head.textContent || this.label}:` }, ...this.legend.childNodes];
+    entries.reduce((x, { colours = [], textContent }) => {
+      const wide = colours.length > 1 ? 256 : 24 * colours.length;
+      colours.forEach((colour, index) => fill(colour, x + index, height + 34, wide - index, 24));
+      pen.fillStyle = "#1b1f24";
+      pen.fillText(textContent, x + wide + 8, height + 55);
+      return x + wide + pen.measureText(textContent).width + 32;
+    }, 0);
+    return made.toDataURL();
   }
 
   cellAt(x, y) {
@@ -392,38 +419,38 @@ class Picture {
 
 const GREY = [196, 200, 206];
 
-// The routing of one run, or of several side by side: sliders over layers and experts, and what depends on them.
+// The routing of one run, or of several side by side, and known regions: sliders over layers, experts and epochs.
 class RoutingPanel {
-  constructor(parent, runs, use, filters) {
-    Object.assign(this, { runs, filters });
+  constructor(parent, runs, ...experts) {
+    Object.assign(this, { runs, experts });
     const gates = runs.flatMap((run) => run.gates);
     // Where one expert is selected, the first choice is all there is, and has the colours of the experts.
     const isSingle = gates.every((gate) => gate.numSelected === 1);
-    this.state = { gate: 0, mode: isSingle ? "first" : "all", expert: 0, view: null };
+    const start = isSingle && gates.every((gate) => gate.use.filter(Boolean).length <= 12) ? "first" : "all";
+    this.state = { gate: 0, mode: start, expert: 0, view: null, frame: Infinity };
     const modes = [
-      ...(isSingle ? [] : [["all", "All choices: like colours share experts"]]),
+      ...(start === "first" ? [] : [["all", "All choices: like colours share experts"]]),
+      ...(gates.some((gate) => gate.embedding) ? [["embedding", "Embedding of the gate in three colours"]] : []),
       ["first", isSingle ? "Expert of each pixel" : "First choice of each pixel"],
       ["one", "One expert"],
-      ...(gates.some((gate) => gate.regions) ? [["regions", "Known regions"]] : []),
     ];
     this.mode = choice(modes, (mode) => this.change({ mode }));
-    this.layer = slider("Layer", (gate) => this.change({ gate, view: null }));
+    this.layer = slider("Layer", (gate) => this.change({ gate, view: null, frame: Infinity }));
     this.choose = (expert) => this.change({ expert, mode: "one" });
     this.gateOf = ({ gates }) => gates[Math.min(this.state.gate, gates.length - 1)];
     this.expert = slider("Expert", this.choose);
     this.view = slider("View", (view) => this.change({ view }));
-    const controls = [this.layer.control, labelled("Show", this.mode), this.expert.control, this.view.control];
+    this.film = slider("Epoch", (frame) => this.change({ frame }));
+    const showing = labelled("Show", this.mode);
+    const controls = [this.layer.control, showing, this.expert.control, this.view.control, this.film.control];
     this.pictures = runs.map((run) => new Picture(runs.length > 1 ? `Routing of ${run.label}` : "Routing"));
-    const figures = this.pictures.map((picture) => picture.figure);
+    this.truth = new Picture("Known regions");
+    const figures = [...this.pictures, this.truth].map((picture) => picture.figure);
+    const isBeside = figures.length > 2 || gates[0].regions;
     parent.append(
       element("div", { class: "controls" }, controls),
-      element("div", { class: runs.length > 1 ? "side-by-side" : "" }, figures),
+      element("div", { class: isBeside ? "side-by-side" : "" }, figures),
     );
-    if (use) {
-      this.note = element("p", { class: "note" });
-      use.append(this.note);
-      this.use = new Chart(use, this.choose);
-    }
     this.change({});
   }
 
@@ -437,143 +464,130 @@ class RoutingPanel {
     const { views, start } = PAGE.places[gate.places];
     this.view.set((this.state.view ??= start), views.map(({ name }) => name));
     this.mode.value = this.state.mode;
-    this.runs.forEach((run, number) => this.showPicture(run, this.pictures[number]));
-    if (this.use) this.showUse(gate);
-    if (this.filters) this.showFilters(gate);
+    // The order of experts at a pixel, and the embedding, are those of the weights that are shown.
+    const isFilm = this.state.mode !== "embedding" && (this.state.mode !== "first" || gate.numSelected === 1);
+    const frames = isFilm ? gate.frames.map(([name]) => name || "the weights shown here") : [""];
+    this.film.set(Math.min(this.state.frame, frames.length - 1), frames);
+    this.runs.forEach((run, number) => this.showPicture(run, this.pictures[number], isFilm));
+    this.truth.figure.hidden = !gate.regions;
+    if (gate.regions) this.showRegions(gate);
+    this.experts.forEach((box) => this.showExperts(box));
   }
 
-  showPicture(run, picture) {
+  // Experts of other runs have the colours of those of the first run that serve the same pixels.
+  own(gate, expert) {
+    return PAGE.experts[gate.partners?.[expert] ?? expert];
+  }
+
+  showRegions(gate) {
+    const regions = read(gate.regions);
+    const colour = (region) => this.own(gate, gate.regionColours[region]);
+    const found = [...new Set(regions)].sort((a, b) => a - b);
+    const words = "Known regions, in the colours of the experts that serve most of them.";
+    this.truth.show({
+      head: "Known regions",
+      colour: (cell) => colour(regions[cell]),
+      describe: (cell) => [`known region ${regions[cell]}`],
+      legend: found.map((region) => swatch(css(colour(region)), `region ${region}`)),
+      caption: [words],
+      viewNumber: this.state.view,
+      ...{ places: PAGE.places[gate.places], words },
+    });
+  }
+
+  showPicture(run, picture, isFilm) {
     const gate = this.gateOf(run);
-    const places = PAGE.places[gate.places];
-    const [best, scores] = [read(gate.best), read(gate.scores)];
+    const frames = gate.frames.length - 1;
+    const number = isFilm ? Math.min(this.state.frame, frames) : frames;
+    const [choices, scores] = [read(gate.frames[number][1]), number === frames ? read(gate.scores) : null];
+    const expertAt = (rank, cell) => choices[rank * gate.numPixels + cell];
     const regions = gate.regions && read(gate.regions);
     const describe = (cell) => {
       const lines = Array.from({ length: gate.numScored }, (_, rank) => {
-        const place = rank * gate.numPixels + cell;
-        return `expert ${best[place]}: score ${format(scores[place], 3)}`;
+        const score = scores ? `: score ${format(scores[rank * gate.numPixels + cell], 3)}` : "";
+        return `expert ${expertAt(rank, cell)}${score}`;
       });
       if (gate.numSelected > gate.numScored) lines.push(`and ${gate.numSelected - gate.numScored} more`);
       return regions ? [...lines, `known region ${regions[cell]}`] : lines;
     };
-    const { colour, legend, words } = this.colour(gate, best, regions);
+    const { colour, legend, words } = this.colour(gate, expertAt);
     picture.show({
-      head: this.runs.length > 1 ? run.label : "",
+      head: this.runs.length > 1 ? run.label : regions ? "Routing" : "",
       caption: gate.caption,
       viewNumber: this.state.view,
-      ...{ places, colour, describe, legend, words },
+      ...{ places: PAGE.places[gate.places], colour, describe, legend, words },
     });
   }
 
-  // Experts of other runs have the colours of those of the first run that serve the same pixels.
-  colour(gate, best, regions) {
-    const own = (expert) => PAGE.experts[gate.partners?.[expert] ?? expert];
-    if (this.state.mode === "regions" && regions) {
-      const colour = (region) => own(gate.regionColours[region]);
-      const found = [...new Set(regions)].sort((a, b) => a - b);
-      const legend = found.map((region) => swatch(css(colour(region)), `region ${region}`));
-      const words = "Known regions, in the colours of the experts that serve most of them.";
-      return { colour: (cell) => colour(regions[cell]), legend, words };
-    }
-    if (this.state.mode === "first") {
-      const used = [...new Set(best.subarray(0, gate.numPixels))].sort((a, b) => a - b);
+  colour(gate, expertAt) {
+    const ranks = Array.from({ length: gate.numSelected }, (_, rank) => rank);
+    const cells = Array.from({ length: gate.numPixels }, (_, cell) => cell);
+    if (this.state.mode === "first" || (this.state.mode === "all" && gate.numSelected === 1 && gate.numExperts <= 12)) {
+      const used = [...new Set(cells.map((cell) => expertAt(0, cell)))].sort((a, b) => a - b);
       const words = `First choices: ${used.length} of ${gate.numExperts} experts.`;
-      const legend = used.length > 12 ? [words] : used.map((expert) => swatch(css(own(expert)), `expert ${expert}`));
-      return { colour: (cell) => own(best[cell]), legend, words };
+      const entries = used.map((expert) => swatch(css(this.own(gate, expert)), `expert ${expert}`));
+      return { colour: (cell) => this.own(gate, expertAt(0, cell)), legend: used.length > 12 ? [words] : entries, words };
     }
     if (this.state.mode === "one") {
       const partner = gate.partners ? gate.partners.indexOf(this.state.expert) : this.state.expert;
       const expert = partner < 0 ? Math.min(this.state.expert, gate.numExperts - 1) : partner;
-      const bits = read(gate.selected);
-      // Bits in the order of numpy.packbits.
-      const isSelected = (place) => bits[place >> 3] & (128 >> (place & 7));
-      const words = `expert ${expert} serves ${percent(gate.use[expert])} %`;
-      const colour = (cell) => (isSelected(expert * gate.numPixels + cell) ? own(expert) : GREY);
-      return { colour, legend: [swatch(css(own(expert)), words), swatch(css(GREY), "others")], words: `${words}.` };
+      const isServed = (cell) => ranks.some((rank) => expertAt(rank, cell) === expert);
+      const words = `expert ${expert} serves ${percent(cells.filter(isServed).length / gate.numPixels)} % of the pixels`;
+      const colour = (cell) => (isServed(cell) ? this.own(gate, expert) : GREY);
+      const legend = [swatch(css(this.own(gate, expert)), words), swatch(css(GREY), "others")];
+      return { colour, legend, words: `${words}.` };
     }
-    const colours = read(gate.colours);
-    const words = "Pixels with like colours share experts.";
-    return { colour: (cell) => [...colours.subarray(3 * cell, 3 * cell + 3)], legend: [words], words };
-  }
-
-  showUse(gate) {
-    const isChosen = (expert) => this.state.mode === "one" && expert === this.state.expert;
-    const bars = gate.use.map((share, name) => {
-      const colour = css(PAGE.experts[gate.partners?.[name] ?? name]);
-      return { name, value: 100 * share, colour, isChosen: isChosen(name) };
-    });
-    bars.sort((a, b) => b.value - a.value);
-    const title = `${bars.filter((bar) => bar.value > 0).length} of ${gate.numExperts} experts are in use`;
-    const words = "The dashed line is the use if all were used alike.";
-    const references = [["", (100 * gate.numSelected) / gate.numExperts]];
-    this.use.show({ title, words, bars, references, unit: " %", xName: "experts, most used first" });
-    this.note.textContent = `${title}. ${words} Choose a bar to see its pixels.`;
-  }
-
-  // Small pictures of filters; blue is positive, orange negative, white zero.
-  showFilters({ filters, use }) {
-    if (!filters) return this.filters.replaceChildren("The experts of this layer have no filters to draw.");
-    const { knownFilters } = this.runs[0];
-    const all = [...knownFilters, ...filters.experts].flatMap(({ pictures }) => pictures.flat(2));
-    const largest = Math.max(...all.map(Math.abs), 1e-12);
-    const card = (head, title, { pictures, labels }) => {
-      const row = pictures.map((picture, number) => filterPicture(picture, labels[number], title, largest));
-      return element("div", { class: "card" }, head, element("div", { class: "filters" }, row));
-    };
-    const cards = knownFilters.map((one) => card(element("strong", {}, `${one.name} (true)`), one.name, one));
-    for (const one of filters.experts) {
-      const isChosen = this.state.mode === "one" && this.state.expert === one.expert;
-      const acts = { type: "button", "aria-pressed": String(isChosen), onclick: () => this.choose(one.expert) };
-      const title = `expert ${one.expert}: ${percent(use[one.expert])} %`;
-      cards.push(card(element("button", acts, title), title, one));
+    if (this.state.mode === "embedding" && gate.embedding) {
+      const colours = read(gate.embedding);
+      const words = "Pixels of like colours are alike to the gate: three components of what it has learned of each.";
+      return { colour: (cell) => [...colours.subarray(3 * cell, 3 * cell + 3)], legend: [words], words };
     }
-    const words = `${filters.words} ${format(largest)}. ${filters.some}`;
-    this.filters.replaceChildren(element("div", { class: "cards" }, cards), element("p", { class: "note" }, words));
+    const [base, added] = gate.colourMap;
+    const words = "Pixels of like colours share experts.";
+    const part = (cell, index) => ranks.reduce((sum, rank) => sum + added[expertAt(rank, cell)][index], base[index]);
+    const colour = (cell) => [0, 1, 2].map((index) => Math.max(0, Math.min(255, part(cell, index))));
+    return { colour, legend: [words], words };
   }
-}
 
-function filterPicture(picture, label, title, largest) {
-  const cells = picture.flatMap((row, y) =>
-    row.map((value, x) => {
-      const fill = css(PAGE.palettes.diverging[Math.round(127.5 + (127.5 * value) / largest)]);
-      const words = element("title", {}, `${title} ${label}, row ${y}, column ${x}: ${format(value)}`);
-      return element("rect", { x, y, width: 1, height: 1, fill }, words);
-    }),
-  );
-  const [rows, columns] = [picture.length, picture[0].length];
-  const size = Math.max(6, Math.min(22, Math.floor(132 / columns)));
-  const words = picture.map((row) => row.map((value) => format(value)).join(" ")).join("; ");
-  const place = { viewBox: `0 0 ${columns} ${rows}`, width: columns * size, height: rows * size, role: "img" };
-  const svg = element("svg", { ...place, "aria-label": `Filter ${label} of ${title}: ${words}` }, cells);
-  return element("figure", { class: "filter" }, svg, label ? element("figcaption", {}, label) : null);
+  // The use and the filters of experts are part of the page: those of this layer are shown.
+  showExperts(box) {
+    for (const one of box.children) one.hidden = Number(one.dataset.gate) !== this.state.gate;
+    for (const button of box.querySelectorAll("[data-expert]")) {
+      const expert = Number(button.dataset.expert);
+      button.setAttribute("aria-pressed", String(this.state.mode === "one" && this.state.expert === expert));
+      button.onclick = () => this.choose(expert);
+    }
+  }
 }
 
 // Errors at each pixel, and beside them the gains over other predictions; or samples, with input, truth and prediction.
 function showMaps(parent, run, entries) {
   const state = { entry: 0, view: null };
-  const names = entries.map(({ name }, number) => [number, name]);
-  const select = choice(names, (entry) => change({ entry: Number(entry) }));
+  const select = slider("Show", (entry) => change({ entry }));
   const view = slider("View", (number) => change({ view: number }));
   const count = Math.max(...entries.map(({ maps }) => maps.length));
   const pictures = Array.from({ length: count }, () => new Picture(`Map of ${run.label}`));
   const figures = pictures.map((picture) => picture.figure);
   parent.append(
-    element("div", { class: "controls" }, entries.length > 1 ? labelled("Show", select) : null, view.control),
+    element("div", { class: "controls" }, select.control, view.control),
     element("div", { class: figures.length > 1 ? "side-by-side" : "" }, figures),
   );
   const change = (changes) => {
     Object.assign(state, changes);
     const { places: number, maps } = entries[state.entry];
+    select.set(state.entry, entries.map(({ name }) => name));
     const places = PAGE.places[number];
     view.set((state.view ??= places.start), places.views.map(({ name }) => name));
     figures.forEach((figure, index) => (figure.hidden = index >= maps.length));
     maps.forEach(({ values, low, high, units, palette, head, words }, index) => {
       const [numbers, colours] = [read(values), PAGE.palettes[palette]];
       const level = (value) => (high > low ? Math.max(0, Math.min(1, (value - low) / (high - low))) : 0.5);
-      const strip = `background: linear-gradient(to right, ${colours.map(css).join(", ")})`;
+      const style = `background: linear-gradient(to right, ${colours.map(css).join(", ")})`;
+      const strip = Object.assign(element("span", { class: "strip", style }), { colours: colours.map(css) });
       pictures[index].show({
         colour: (cell) => (Number.isNaN(numbers[cell]) ? GREY : colours[Math.round(255 * level(numbers[cell]))]),
         describe: (cell) => maps.map((one) => `${one.name}: ${format(read(one.values)[cell])} ${one.units}`.trim()),
-        legend: [format(low, 3), element("span", { class: "strip", style: strip }), `${format(high, 3)} ${units}`],
+        legend: [format(low, 3), strip, `${format(high, 3)} ${units}`],
         caption: [words],
         viewNumber: state.view,
         ...{ places, head, words: `${head}. ${words}` },
@@ -585,20 +599,16 @@ function showMaps(parent, run, entries) {
 
 function makeSortable({ tHead, tBodies: [body] }) {
   const heads = [...tHead.rows[0].cells];
-  const keyOf = ({ dataset, textContent }) => {
-    if (dataset.value === undefined) return textContent.trim();
-    return dataset.value === "" ? null : Number(dataset.value);
-  };
+  const keyOf = ({ dataset, textContent }) => (dataset.value === undefined ? textContent.trim() : dataset.value);
   const sort = (column, name) => {
-    const isUp = heads[column].getAttribute("aria-sort") !== "ascending";
-    const direction = isUp ? "ascending" : "descending";
+    const direction = heads[column].getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
     heads.forEach((head, number) => head.setAttribute("aria-sort", number === column ? direction : "none"));
     const rows = [...body.rows].map((row) => [keyOf(row.cells[column]), row]);
     rows.sort(([a], [b]) => {
       // Cells without a number are last in both directions.
-      if (a === null || b === null) return (a === null) - (b === null);
-      const order = typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true });
-      return isUp ? order : -order;
+      if (a === "" || b === "") return (a === "") - (b === "");
+      const order = a - b || String(a).localeCompare(b, undefined, { numeric: true });
+      return direction === "ascending" ? order : -order;
     });
     body.append(...rows.map(([, row]) => row));
     live.textContent = `sorted by ${name}, ${direction}`;
@@ -611,8 +621,6 @@ function makeSortable({ tHead, tBodies: [body] }) {
 }
 
 const FILL = {
-  curves: (box, run) => showCharts(box, run.charts.curves, `Curves of ${run.label}`),
-  "routing-epochs": (box, run) => showCharts(box, run.charts["routing-epochs"], `Routing of ${run.label} by epoch`),
   errors: (box, run) => showMaps(box, run, run.errors),
   examples: (box, run) => showMaps(box, run, run.examples),
   routing: (box, run) => {
@@ -628,7 +636,9 @@ function fillParts() {
   for (const box of document.querySelectorAll("[data-part]:not([data-filled])")) {
     if (box.closest("details:not([open])")) continue;
     box.dataset.filled = "yes";
-    FILL[box.dataset.part]?.(box, PAGE.runs[Number(box.dataset.run ?? 0)]);
+    const [key, run] = [box.dataset.part, PAGE.runs[Number(box.dataset.run ?? 0)]];
+    if (run.charts[key]) showCharts(box, run.charts[key], `${box.closest("section").ariaLabel}, ${run.label}`);
+    else FILL[key]?.(box, run);
   }
 }
 
@@ -642,6 +652,7 @@ function followLink() {
 async function start() {
   await readBlock();
   document.querySelectorAll("table.sortable").forEach(makeSortable);
+  document.querySelectorAll("table").forEach(addSaving);
   const runs = [...document.querySelectorAll("details.run")];
   for (const run of runs) run.addEventListener("toggle", fillParts);
   fillParts();
