@@ -20,6 +20,7 @@ from smoe_paper.heat.recipes import (
     HeatDiffusion,
     HeatRecipe,
     SpatialMoEModel,
+    VisionTransformerModel,
     heat_result,
 )
 
@@ -254,8 +255,15 @@ _TABLES: dict[tuple[str, str, str, str], Iterable[tuple[Any, ...]]] = {
 }
 
 
-def _fewer(recipe: HeatRecipe, num_runs: int, size: int) -> HeatRecipe:
-    return replace(recipe, data=replace(recipe.data, num_train_runs=num_runs, spatial_shape=(size, size)))
+def _small(recipe: HeatRecipe) -> HeatRecipe:
+    return replace(recipe, data=replace(recipe.data, num_train_runs=250))
+
+
+def _tiny(recipe: HeatRecipe) -> HeatRecipe:
+    # A step of a ViT or of a fully-connected gate takes a hundred times as long as an SMoE's on the whole grid.
+    data = replace(recipe.data, num_train_runs=100, spatial_shape=(16, 16))
+    is_slow = isinstance(recipe.model, VisionTransformerModel)
+    return replace(recipe, data=data, training=replace(recipe.training, max_epochs=30) if is_slow else recipe.training)
 
 
 class HeatExperiment(Experiment):
@@ -276,9 +284,8 @@ class HeatExperiment(Experiment):
         tables=tuple(_table(*head, rows) for head, rows in _TABLES.items()),
         scales=(
             Scale("paper", "1000 training runs of 100 steps"),
-            Scale("small", "250 of them", lambda recipe: _fewer(recipe, 250, 64), "smaller"),
-            # A step of a ViT or of a fully-connected gate takes a hundred times as long as an SMoE's on the whole grid.
-            Scale("tiny", "100 of them on 16 x 16 pixels", lambda recipe: _fewer(recipe, 100, 16), "smaller"),
+            Scale("small", "250 of them", _small, "smaller"),
+            Scale("tiny", "100 of them on 16 x 16 pixels, transformers for 30 epochs", _tiny, "smaller"),
         ),
         data_field="cache_dir",
     )
