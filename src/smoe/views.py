@@ -17,15 +17,13 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from smoe._files import write_atomically
-from smoe._maps import Places, View, make_views
+from smoe._maps import Axis, Places, make_views
 from smoe._notebook import NUM_DISTINCT, expert_colours
 from smoe.diagnostics import expert_use, fixed_choices, fixed_gates, similarity_colours
 from smoe.diagnostics._choices import Choices, as_array
 
 __all__ = ["plot_routing", "save_picture"]
 
-# Steps of a coordinate that differ by less than this share are one step, as files with rounded numbers have it.
-_ROUNDING = 0.02
 Draw = Callable[[Axes, np.ndarray], str]
 
 
@@ -148,7 +146,7 @@ def _read_coords(coords: np.ndarray | Tensor | Mapping[str, Any], shapes: Sequen
             if values.shape not in ((*shape, 2), (*shape, 3)):
                 wanted = f"two or three numbers for each pixel, {(*shape, 2)}"
                 raise ValueError(f"coords must hold {wanted}, got {values.shape}")
-        return _draw_nodes(values)
+        return partial(_draw_view, places=_nodes(values))
     if len(coords) != 2:
         raise ValueError(f"coords must name rows and columns, two coordinates, got {', '.join(map(str, coords))}")
     names = tuple(map(str, coords))
@@ -163,38 +161,37 @@ def _read_coords(coords: np.ndarray | Tensor | Mapping[str, Any], shapes: Sequen
             f"{pixels}"
         )
     if not is_regular:
-        return _draw_nodes(np.stack([columns, rows], axis=-1))
-    return partial(_draw_map, names=names, rows=rows, columns=columns)
+        return partial(_draw_view, places=_nodes(np.stack([columns, rows], axis=-1)))
+    is_geographic = [name.lower()[:3] for name in names] == ["lat", "lon"]
+    axes = (Axis(name, values) for name, values in zip(names, (rows, columns), strict=True))
+    return partial(_draw_view, places=Places("grid", shape, *axes, bool(rows[0] < rows[-1]), is_geographic))
 
 
-def _draw_nodes(coordinates: np.ndarray) -> Draw:
+def _nodes(coordinates: np.ndarray) -> Places:
     flat = coordinates.reshape(-1, coordinates.shape[-1])
-    return partial(_draw_view, view=make_views(Places("mesh", (len(flat),), coordinates=flat))[0][0])
+    return Places("mesh", (len(flat),), coordinates=flat)
 
 
-def _draw_view(axes: Axes, colours: np.ndarray, view: View) -> str:
-    image, is_seen = np.ones((*view.cells.shape, 3)), view.cells >= 0
+def _draw_view(axes: Axes, colours: np.ndarray, places: Places) -> str:
+    """Draw the first picture that a report has of the pixels."""
+    where = places if places.kind == "mesh" else places.on_grid(colours.shape[:2]) or places
+    view = make_views(where)[0][0]
+    (height, width), is_seen = view.cells.shape, view.cells >= 0
+    image = np.ones((height, width, 3))
     light = 1.0 if view.light is None else view.light[is_seen, None] / 255
     image[is_seen] = colours.reshape(-1, 3)[view.cells[is_seen]] * light
-    axes.imshow(image, interpolation="nearest")
-    axes.set_axis_off()
-    return f", {view.name}"
-
-
-def _draw_map(axes: Axes, colours: np.ndarray, names: tuple[str, ...], rows: np.ndarray, columns: np.ndarray) -> str:
-    if colours.shape[:2] == (len(rows), len(columns)) and not all(map(_has_one_step, (rows, columns))):
-        axes.pcolormesh(columns, rows, colours, shading="nearest")
-    else:
-        (bottom, top), (left, right) = _edges(rows), _edges(columns)
-        axes.imshow(colours, interpolation="nearest", origin="lower", extent=(left, right, bottom, top))
-        # Rows that descend, as in files from north to south, are still drawn upwards.
-        axes.set_xlim(min(left, right), max(left, right))
-        axes.set_ylim(min(bottom, top), max(bottom, top))
-        is_in_degrees = np.abs(rows).max() <= 90.0 and np.abs(columns).max() <= 360.0
-        axes.set_aspect("equal" if is_in_degrees else "auto")
-    axes.set_ylabel(names[0], fontsize=9)
-    axes.set_xlabel(names[1], fontsize=9)
-    axes.tick_params(labelsize=8)
+    axes.imshow(image, interpolation="nearest", aspect=width / height / (view.ratio or width / height))
+    if where.rows is None or where.columns is None:
+        axes.set_axis_off()
+        return f", {view.name}"
+    across, down = (
+        [(size * share - 0.5, text) for share, text in ticks]
+        for size, ticks in zip((width, height), view.ticks, strict=True)
+    )
+    axes.set_xticks(*zip(*across, strict=True), fontsize=8)
+    axes.set_yticks(*zip(*down, strict=True), fontsize=8)
+    axes.set_xlabel(where.columns.name, fontsize=9)
+    axes.set_ylabel(where.rows.name, fontsize=9)
     return ""
 
 
@@ -217,14 +214,3 @@ def _draw_use(axes: Axes, use: np.ndarray, colours: np.ndarray | None) -> None:
     axes.set_title(f"use of each expert ({int((use > 0).sum())} of {len(use)} in use)", fontsize=10.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper right")
-
-
-def _has_one_step(axis: np.ndarray) -> bool:
-    steps = np.diff(axis)
-    return bool(np.abs(steps - steps.mean()).max() <= _ROUNDING * abs(steps.mean()))
-
-
-def _edges(axis: np.ndarray) -> tuple[float, float]:
-    """Outer edges of the first and the last pixel."""
-    half = 0.5 * (axis[-1] - axis[0]) / (len(axis) - 1)
-    return float(axis[0] - half), float(axis[-1] + half)
