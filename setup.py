@@ -6,7 +6,9 @@ install succeeds and PyTorch does the work.
 """
 
 import platform
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -60,9 +62,24 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
+def page_of_index() -> dict[str, object]:
+    """README for a package index, where relative links lead nowhere: with the address in pyproject.toml, if there is one."""
+    address = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["smoe"]["repository"].rstrip("/")
+    text = Path("README.md").read_text()
+    if address:
+        text = re.sub(r"(!\[[^]]*\]\()(?!\w+://)", rf"\1{address}/raw/main/", text)
+        text = re.sub(r"\]\((?!\w+://|#)", f"]({address}/blob/main/", text)
+    return {
+        "long_description": text,
+        "long_description_content_type": "text/markdown",
+        "project_urls": {"Repository": address, "Changelog": f"{address}/blob/main/CHANGELOG.md"} if address else {},
+    }
+
+
 sources = sorted(str(path) for path in FOLDER.rglob("*.cpp"))
 headers = sorted(str(path) for path in FOLDER.rglob("*.h"))
 setup(
+    **page_of_index(),
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
     ext_modules=[
         Extension(

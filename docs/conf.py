@@ -192,6 +192,8 @@ def put_readme(app: Any, docname: str, source: list[str]) -> None:
     del app
     if docname == "docs/index":
         text = (Path(__file__).parents[1] / "README.md").read_text().partition("\nMore: ")[0]
+        # Badges are pictures from elsewhere, which a site that is read as files does not fetch.
+        text = re.sub(r"^\[!\[.*\n", "", text, flags=re.MULTILINE)
         text = text.replace("](docs/", "](").replace("](paper/", "](../paper/")
         first, heading, sections = text.partition("\n## ")
         source[0] = source[0].replace("<!-- README, up to its first section -->", first)

@@ -1,4 +1,4 @@
-"""Convert a network: its convolutions become SMoE layers that compute what they did before, and then learn."""
+"""Convert a network of torchvision: its convolutions become layers that compute what they did before, and then learn."""
 
 import torch
 from torch import nn
@@ -6,11 +6,15 @@ from torch import nn
 import smoe
 
 torch.manual_seed(0)
-# Or a net of torchvision or timm, such as torchvision.models.resnet18().
-net = nn.Sequential(
-    nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
-    nn.Conv2d(16, 1, 1),
-)  # fmt: skip
+try:
+    from torchvision.models import resnet18
+
+    net: nn.Module = resnet18()
+except (ImportError, RuntimeError):  # torchvision is missing, or was built for another torch: a small net of your own
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 1, 1),
+    )  # fmt: skip
 x = torch.randn(4, 3, 32, 64)
 
 print(smoe.plan_conversion(net, example_input=x))  # what would change, and what stays and why

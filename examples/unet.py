@@ -23,7 +23,6 @@ class UNet(nn.Module):
 def train(net: nn.Module) -> float:
     """Any loop and optimiser; the gate learns in the same backward pass."""
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    loss = torch.tensor(torch.inf)
     for _ in range(200):
         x = torch.randn(8, 2, 32, 48)
         target = torch.where(torch.arange(48) < 24, x[:, :1] * x[:, 1:], x[:, :1].abs())  # a law for each half
@@ -31,7 +30,7 @@ def train(net: nn.Module) -> float:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return loss.item()
+    return loss.item()  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 torch.manual_seed(0)

@@ -1,9 +1,11 @@
 """The documents: lines that fit, links that exist, commands that the command line knows."""
 
 import re
+import runpy
 import shlex
 import subprocess
 from pathlib import Path
+from tomllib import loads as tomli
 from typing import Any
 
 import numpy as np
@@ -124,6 +126,20 @@ def test_the_readme_fits_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert main(shlex.split(line)[1:]) == 0, line
     assert Path("predicted.nc").is_file() and Path("runs/mine/report.html").is_file()
     assert "of the validation period, 2016-01-01 to 2016-12-31" in capsys.readouterr().out
+
+
+def test_an_address_makes_every_link_of_the_readme_hold_on_an_index(monkeypatch: pytest.MonkeyPatch):
+    given: dict[str, Any] = {}
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("setuptools.setup", lambda **options: given.update(options))
+    settings = (ROOT / "pyproject.toml").read_text()
+    for address in ("", "https://forge.example/smoe"):
+        whole = settings.replace('repository = ""', f'repository = "{address}"')
+        monkeypatch.setattr("tomllib.loads", lambda _, whole=whole: tomli(whole))
+        runpy.run_path("setup.py")
+        links = re.findall(r"\]\(([^)]+)\)", given["long_description"])
+        assert len(links) > 10 and all(link.startswith("https://") for link in links) == bool(address)
+        assert given["project_urls"].get("Repository", "") == address
 
 
 def test_the_readme_is_short():

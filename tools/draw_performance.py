@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 TABLE, PICTURE = ROOT / "paper/results/bench/layer.jsonl", ROOT / "docs/pictures/performance.svg"
 # What is drawn of each row, and its colour.
 BARS = {"default": ("SMoE layer, gate learning", "#0072b2"), "dense mixture": ("all experts computed", "#b9c3cd")}
-LEFT, WIDTH, ROW, TOP, MOST = 190, 760, 34, 62, 3.0
+LEFT, WIDTH, ROW, TOP, MOST = 225, 760, 34, 62, 3.0
 
 
 def text(words: object, x: float, y: float, **attributes: object) -> str:
@@ -28,9 +28,9 @@ def bar(x: float, y: float, width: float, colour: str) -> str:
 
 
 def draw(rows: list[dict[str, object]]) -> str:
-    """Return the picture: time of a training step of each configuration, as a ratio to `F.conv2d`."""
+    """Return the picture: time of a training step of each configuration, as a ratio to that of a convolution."""
     scale, bottom = (WIDTH - LEFT - 50) / MOST, TOP + ROW * len(rows)
-    title = "Time of a training step, nn.Conv2d with as many outputs = 1"
+    title = "Time of a training step by network and batch, nn.Conv2d with as many outputs = 1"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 34}" font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{bottom + 34}" fill="#ffffff"/>',
