@@ -207,13 +207,13 @@ class _SingleConvolution:
 
     @contextmanager
     def _in_place(self, respond: Callable[[Tensor, Routing], Tensor]) -> Iterator[None]:
-        # Passes without gradients may take a shorter way, which does not ask for a response.
+        # Passes may take a shorter way, which does not ask for a response.
         own = vars(self._layer)
-        own["_respond"], own["_infer"] = respond, lambda _: None
+        own["_respond"], own["_at_once"] = respond, lambda *_: None
         try:
             yield
         finally:
-            del own["_respond"], own["_infer"]
+            del own["_respond"], own["_at_once"]
 
     def _apply(self, source: Tensor, filters: Tensor) -> Tensor:
         """Filters `(O, K)` everywhere; with any module as experts, combinations of what all of them return."""

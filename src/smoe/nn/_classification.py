@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
 from smoe.nn._routed_layer import Learner, RoutedLayer, Step
 from smoe.ops._classification import end_to_end_gradient, have_one_threshold, train_routing
+from smoe.ops._layer_call import Lesson
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import Routing
 from smoe.rules import Damping, RoutingClassification
@@ -69,12 +72,38 @@ class FrozenLearner(Learner):
         needs_scores = layer._needs_scores or any(parameter.requires_grad for parameter in gate.parameters())
         return gate.route(input) if needs_scores else gate.decide(input)
 
+    def lesson(self, step: Step) -> Lesson | None:
+        """Errors that are not finite are counted."""
+        has_gradient = step.layer._needs_scores or step.routing.scores.requires_grad
+        return None if has_gradient else _FrozenLesson(step.layer._signal.num_nonfinite)
+
     def output(self, step: Step) -> torch.Tensor:
         layer = step.layer
         output = step.damped(step.weighed(step.select(step.routing.indices)))
         # Damping counts errors that are not finite by itself.
         counter = layer._signal.num_nonfinite if layer._active_damping is None else None
         return _FrozenOutput.apply(output, step.routing.scores, counter)  # type: ignore[return-value]
+
+
+class _FrozenLesson(NamedTuple):
+    num_nonfinite: torch.Tensor
+    numbers: tuple[torch.Tensor, ...] = ()
+
+    def learn(
+        self,
+        error: torch.Tensor,
+        source: torch.Tensor | None = None,
+        compared: tuple[torch.Tensor, ...] = (),
+        is_finite: bool | None = None,
+    ) -> tuple[()]:
+        del source, compared
+        if is_finite is None:
+            # A sum is finite if all its terms are, and takes less time than a look at each.
+            total = error.sum(dtype=torch.promote_types(error.dtype, torch.float32))
+            self.num_nonfinite.add_(total.isfinite().logical_not())
+        elif not is_finite:
+            self.num_nonfinite.add_(1)
+        return ()
 
 
 class _FrozenOutput(torch.autograd.Function):
@@ -88,9 +117,7 @@ class _FrozenOutput(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         if ctx.num_nonfinite is not None:
-            # A sum is finite if all its terms are, and takes less time than a look at each.
-            total = error.sum(dtype=torch.promote_types(error.dtype, torch.float32))
-            ctx.num_nonfinite.add_(total.isfinite().logical_not())
+            _FrozenLesson(ctx.num_nonfinite).learn(error)
         return error, torch.zeros_like(ctx.saved_tensors[0]) if ctx.needs_input_grad[1] else None, None
 
 

@@ -34,8 +34,8 @@ from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
 from smoe.ops._families import learn_factorised, slot_products
+from smoe.ops._layer_call import LayerCall, mean_response
 from smoe.ops._operators import has_transforms, is_observed, library_for, num_threads
-from smoe.ops._routed_conv import InferenceCall
 from smoe.ops._routing import family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order
 from smoe.rules import Damping, Frozen, RoutingClassification, Rule, StraightThrough, resolve_rule
@@ -256,13 +256,10 @@ class InputMean(Memory):
 
     def response_of(self, weight: torch.Tensor) -> torch.Tensor:
         """Outputs of filters `(X * F,)` for the mean at every pixel, less the family's, in at least float32."""
-        # One product, which takes a quarter of the time of sums over the taps.
-        means = self.mean.repeat_interleave(math.prod(weight.shape[2:]))
-        outputs = (weight.flatten(1).to(means.dtype) @ means).unflatten(0, (-1, self._expert_channels))
-        if len(set(self._family_sizes)) == 1:
-            families = outputs.unflatten(0, (len(self._family_sizes), -1))
-            return (families - families.mean(dim=1, keepdim=True)).flatten()
-        return torch.cat([part - part.mean(dim=0) for part in outputs.split(self._family_sizes)]).flatten()
+        if self._expert_channels == 1:
+            return mean_response(weight, self.mean, self._family_sizes)
+        by_output = weight.unflatten(0, (-1, self._expert_channels)).unbind(1)
+        return torch.stack([mean_response(each, self.mean, self._family_sizes) for each in by_output], dim=1).flatten()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         # The difference of two responses would be lost in half precision.
@@ -392,7 +389,7 @@ class FilterBank(RoutedLayer):
         RoutedLayer.__init__(self, gate, expert_channels, weighted, rule, damping, device=device)
         self.in_channels = in_channels
         self._plan: HeldPlan | None = None
-        self._call: InferenceCall | None = None
+        self._call: LayerCall | None = None
         self.weight = nn.Parameter(
             torch.empty(num_experts * expert_channels, in_channels, *kernel, device=device, dtype=dtype)
         )

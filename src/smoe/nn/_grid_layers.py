@@ -12,12 +12,21 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import PixelEmbedding
-from smoe.nn._routed_layer import as_leaf, check_kernel_size, check_output_grid, check_padding_mode, check_positive
+from smoe.nn._routed_layer import (
+    Step,
+    as_leaf,
+    check_kernel_size,
+    check_output_grid,
+    check_padding_mode,
+    check_positive,
+)
 from smoe.ops._any_conv import ConvOptions, any_conv, conv_sizes, routed_any_conv
 from smoe.ops._conv_kernels import convolve
 from smoe.ops._families import family_sizes
-from smoe.ops._operators import is_unobserved
-from smoe.ops._routed_conv import grid_conv2d, make_inference_call, routed_conv
+from smoe.ops._layer_call import Bank, make_layer_call
+from smoe.ops._operators import is_plain
+from smoe.ops._routed_conv import grid_conv2d, routed_conv
+from smoe.ops._routing import Routing
 from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Rule
 
@@ -360,8 +369,7 @@ class GridMoE(FilterBank):
             self._check_input(input)
             if not torch.compiler.is_compiling() and input.dtype == self.weight.dtype:
                 self._seen_input = (input.shape[1:], input.dtype)
-        output = None if self.training else self._infer(input)
-        return self._run(input) if output is None else output
+        return self._run(input)
 
     def _check_input(self, input: torch.Tensor) -> None:
         """As its base says; refuses other channels, and an output grid that is not that of the gate."""
@@ -389,26 +397,32 @@ class GridMoE(FilterBank):
             return conv_sizes(input.shape[2:], self.kernel_size, self._conv)
         return tuple((size - 1) // self.stride[0] + 1 for size in input.shape[2:])
 
-    def _infer(self, input: torch.Tensor) -> torch.Tensor | None:
-        """The output without gradients, by one call of a kernel; None where it cannot be had so."""
+    def _at_once(self, input: torch.Tensor, routing: Routing) -> torch.Tensor | None:
         # Attributes of a module are found slowly, beside the kernel of a small layer.
-        weight, gate, affine = self._parameters.get("weight"), self.gate, self._affine
-        is_simple = self._conv is None and not self._weighted and self._expert_channels == 1 and input.ndim > 3
-        if not is_simple or gate.looks_at_input or self._bias_owner == "slot" or weight is None:
+        parameters, affine, mean, indices = self._parameters, self._affine, self._input_mean, routing.indices
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        is_simple = self._conv is None and not self._weighted and self._expert_channels == 1
+        if not is_simple or self._bias_owner == "slot" or weight is None or routing.unranked is not None:
             return None
         scale, offset = (None, None) if affine is None else (affine.scale, affine.offset)
-        if not is_unobserved(input, *(each for each in (weight, scale, offset) if each is not None)):
-            return None
-        routing = gate.decide(input)
-        if routing.unranked is not None:
+        if not is_plain(input, weight, bias, scale, offset) or (bias is None and self._bias_owner is not None):
             return None
         call = self._call
-        if call is None or not call.serves(input, routing.indices):
-            call = make_inference_call(input, weight, routing.indices, self.stride[0], self.padding_mode)
-            self._call = call
+        if call is None or not call.serves(input, indices):
+            call = self._call = make_layer_call(input, weight, indices, self.stride[0], self.padding_mode)
             if call is None:
                 return None
-        return call(input, weight, None if self._bias_owner is None else self._offsets(), scale, offset)
+        lesson = None
+        if self.training:
+            self._see(input)
+            if torch.is_grad_enabled():
+                lesson = self._learner.lesson(Step(self, input, routing))
+                if lesson is None:
+                    return None
+            self._last_routing = routing
+        is_centred = mean is not None and mean.counters["is_set"]
+        centre = (mean.mean, mean.response) if mean is not None and is_centred else (None, None)
+        return call.output(input, indices, Bank(weight, bias, scale, offset, *centre), lesson)
 
     def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._conv is not None:

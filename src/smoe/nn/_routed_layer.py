@@ -18,6 +18,7 @@ from smoe.nn._gate import SpatialGate
 from smoe.nn._shared_parameters import Memory, is_sharded, save_once
 from smoe.ops._classification import train_routing
 from smoe.ops._conv_kernels import output_grid
+from smoe.ops._layer_call import Lesson
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import ErrorSignal, Routing, RoutingMap, weigh
 from smoe.options import PADDING_MODES, PaddingMode
@@ -232,7 +233,15 @@ class RoutedLayer(nn.Module, ABC):
             routing = self.gate.route(input) if self._weighted else self.gate.decide(input)
         if pixels is not None:
             routing = routing.at(pixels)
+        else:
+            output = self._at_once(input, routing)
+            if output is not None:
+                return output
         return self._finish(self._respond(input, routing), pixels)
+
+    def _at_once(self, input: torch.Tensor, routing: Routing) -> torch.Tensor | None:
+        """The output by one kernel in each direction; None where it is made step by step."""
+        del input, routing
 
     def _respond(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
         """The outputs of the selected experts; in training mode their backward pass trains the gate."""
@@ -487,6 +496,11 @@ class Learner(Memory):
     @abstractmethod
     def output(self, step: Step) -> torch.Tensor:
         """Computes the layer's output `(B, E * F, *grid)`, and arranges that its backward pass trains the gate."""
+
+    def lesson(self, step: Step) -> Lesson | None:
+        """What the gate learns where the output is that of the selected experts; None where `output` makes another."""
+        del step
+        return None
 
     def route(self, layer: RoutedLayer, input: torch.Tensor) -> Routing:
         """The routing of a training pass: what the gate decides, unless the rule selects otherwise."""

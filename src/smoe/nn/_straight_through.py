@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -69,30 +69,38 @@ class StraightThroughLearner(Learner):
             return routing
         return routing._replace(indices=sample_families(routing.scores, gate.num_selected, seed, noise))
 
+    def lesson(self, step: Step) -> _Lesson | None:
+        """The gradient of other choices."""
+        return None if step.layer._needs_scores else self._lesson(step)
+
+    def _lesson(self, step: Step) -> _Lesson:
+        layer, source, routing = step
+        gate, trained = layer.gate, layer._trained_parameter()
+        if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
+            return _Lesson(layer, self, None, None, ())
+        indices = routing.indices if layer._weighted else None
+        part, numbers = self._samples(len(source)), () if torch.compiler.is_compiling() else tuple(gate.numbers())
+        return _Lesson(layer, self, trained, part, numbers, routing.indices.shape[2], routing.pixels, indices)
+
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the gate receives the gradient of other choices."""
         layer, source, routing = step
-        gate = layer.gate
         selected, compared = layer._select_compared(source, routing.indices)
         if layer._needs_scores:
             selected = step.damped(step.weighed(selected))
-        trained = layer._trained_parameter()
-        if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
+        lesson = self._lesson(step)
+        part = lesson.part
+        if lesson.trained is None:
             return selected
-        part = self._samples(len(source))
         if not torch.compiler.is_compiling():
-            numbers = gate.numbers()
-            return _Families.apply(selected, source, step, self, part, trained, numbers, *compared, *numbers)  # type: ignore[return-value]
+            return _Families.apply(selected, source, lesson, *compared, *lesson.numbers)  # type: ignore[return-value]
         if part is None:
             return selected
         scores, indices = routing.scores, routing.indices
         return _FamiliesWithScores.apply(selected, scores, source, indices, layer, self, part, *compared)  # type: ignore[return-value]
 
     def _samples(self, batch: int) -> slice | None:
-        """The samples that the gate learns from in this pass, at equal distances; None if it does not learn.
-
-        The layer's input is saved by the experts too, so that a slice of it takes no memory.
-        """
+        """The samples that the gate learns from in this pass, at equal distances; None if it does not learn."""
         number = self._share * max(1, batch)
         if number < 1.0:
             period = round(1.0 / number)
@@ -128,55 +136,81 @@ class StraightThroughLearner(Learner):
             _restart_unused(layer, gate, routing.indices, counters["num_steps"])
 
 
-class _Families(torch.autograd.Function):
-    """Returns the outputs; in backward, the numbers of the gate receive their gradient, some families at a time.
+class _Lesson(NamedTuple):
+    """What the gate learns in the backward pass of the selected outputs, some families at a time.
 
     Neither the scores nor the products of all experts are stored.
     """
 
-    @staticmethod
-    def forward(ctx, selected, source, step, learner, part, trained, numbers, *tensors):
-        compared = tensors[: len(tensors) - len(numbers)]
-        ctx.save_for_backward(*() if part is None else (source[part], *compared))
-        nothing = step.routing.indices if step.layer._weighted else None
-        ctx.layer, ctx.pixels, ctx.indices = step.layer, step.routing.pixels, nothing
-        ctx.learner, ctx.part, ctx.num_pixels = learner, part, step.routing.indices.shape[2]
-        ctx.trained, ctx.numbers, ctx.num_others = trained, numbers, len(tensors) + 6
-        return selected.detach()
+    layer: RoutedLayer
+    learner: StraightThroughLearner
+    trained: torch.nn.Parameter | None
+    part: slice | None
+    numbers: tuple[torch.Tensor, ...]
+    num_pixels: int = 0
+    pixels: torch.Tensor | None = None
+    indices: torch.Tensor | None = None
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (error,) = grad_outputs
-        layer, learner, gate = ctx.layer, ctx.learner, ctx.layer.gate
-        learner.counters["num_waited"] = 1 if ctx.part is not None else learner.counters["num_waited"] + 1
+    def learn(
+        self,
+        error: torch.Tensor,
+        source: torch.Tensor,
+        compared: tuple[torch.Tensor, ...],
+        is_finite: bool | None = None,
+    ) -> list[Any]:
+        """The gradients of the numbers, for the error of the outputs, and the whole source that these were made of."""
+        del is_finite
+        layer, learner, gate, numbers = self.layer, self.learner, self.layer.gate, self.numbers
+        nothing: list[Any] = [None] * len(numbers)
+        if self.trained is None:
+            return nothing
+        learner.counters["num_waited"] = 1 if self.part is not None else learner.counters["num_waited"] + 1
         learner._is_counted = True
-        gate.note_pass(layer, ctx.trained)
+        gate.note_pass(layer, self.trained)
         # Derivatives that a loss is made of (`create_graph`) are no errors of a prediction: nothing is learned of them.
-        if ctx.part is None or torch.is_grad_enabled():
-            return error, *(None,) * ctx.num_others
-        source, *compared = ctx.saved_tensors
-        numbers, part, temperature = ctx.numbers, error[ctx.part], learner.rule.temperature
-        fused = layer._family_gradient(source, part, temperature, *compared) if ctx.pixels is None else None
+        if self.part is None or torch.is_grad_enabled():
+            return nothing
+        source, error, temperature = source[self.part], error[self.part], learner.rule.temperature
+        fused = layer._family_gradient(source, error, temperature, *compared) if self.pixels is None else None
         if fused is not None:
-            gradients, is_finite = fused
-            if not is_finite:
+            gradients, is_learned = fused
+            if not is_learned:
                 layer._signal.num_nonfinite.add_(1)
-            return error, *(None,) * (ctx.num_others - len(numbers)), *map(gradients.get, map(id, numbers))
-        total: list[Any] = [None] * len(numbers)
-        for families in gate.bands(ctx.num_pixels):
+            return list(map(gradients.get, map(id, numbers)))
+        total = nothing
+        for families in gate.bands(self.num_pixels):
             experts = experts_of(gate.num_experts, gate.num_selected, families)
-            products = layer._candidate_products(source, part, families, experts, *compared)
+            products = layer._candidate_products(source, error, families, experts, *compared)
             with torch.enable_grad(), without_autocast(products.device):
                 scores = gate.ranked_scores(experts)
-                scores = scores if ctx.pixels is None else scores.index_select(1, ctx.pixels)
-            indices = None if ctx.indices is None else ctx.indices[:, families].long() - experts.start
+                scores = scores if self.pixels is None else scores.index_select(1, self.pixels)
+            indices = None if self.indices is None else self.indices[:, families].long() - experts.start
             gradient, size = _gradient(scores.detach()[None], products, indices, temperature, layer, families)
             found = torch.autograd.grad(scores, numbers, gradient[0].to(scores.dtype), allow_unused=True)
             for place, values in enumerate(found):
                 if values is not None:
                     values = values * size
                     total[place] = values if total[place] is None else total[place].add_(values)
-        return error, *(None,) * (ctx.num_others - len(total)), *total
+        return total
+
+
+class _Families(torch.autograd.Function):
+    """Returns the outputs; in backward, the numbers of the gate receive their gradient."""
+
+    @staticmethod
+    def forward(ctx, selected, source, lesson, *tensors):
+        compared = tensors[: len(tensors) - len(lesson.numbers)]
+        # The layer's input is saved by the experts too, so that it takes no memory.
+        ctx.save_for_backward(*() if lesson.part is None else (source, *compared))
+        ctx.lesson, ctx.num_compared = lesson, len(compared)
+        return selected.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,) = grad_outputs
+        source, *compared = ctx.saved_tensors or (error,)
+        learned = ctx.lesson.learn(error, source, tuple(compared))
+        return error, None, None, *(None,) * ctx.num_compared, *learned
 
 
 class _FamiliesWithScores(torch.autograd.Function):

@@ -271,12 +271,17 @@ def plain_operators() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     return dict(_DENSE)  # type: ignore[return-value]
 
 
-def is_unobserved(*tensors: torch.Tensor) -> bool:
+def is_plain(*tensors: torch.Tensor | None) -> bool:
     """Whether a kernel may work on tensors beside PyTorch: nothing observes it, and they are plain float32 on a CPU."""
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or is_observed():
+    if torch.is_autocast_enabled("cpu") or is_observed():
         return False
-    kinds = (torch.Tensor, torch.nn.Parameter)
-    return all(type(each) in kinds and each.is_cpu and each.dtype is torch.float32 for each in tensors)
+    for each in tensors:
+        if each is not None and (type(each) not in _PLAIN or not each.is_cpu or each.dtype is not torch.float32):
+            return False
+    return True
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

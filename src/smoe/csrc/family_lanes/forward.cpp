@@ -116,7 +116,7 @@ class Forward {
  public:
     Forward(const smoe_geometry& geometry, const float* x, const float* weight, const float* bias,
             const int32_t* indices, float* y, uint16_t* masks = nullptr, const float* scale = nullptr,
-            const float* offset = nullptr)
+            const float* offset = nullptr, float* z = nullptr)
         : g_(geometry),
           x_(x),
           weight_(weight),
@@ -125,6 +125,7 @@ class Forward {
           y_(y),
           scale_(scale),
           offset_(offset),
+          z_(z),
           plane_(g_.output_height * g_.output_width),
           blocks_(ceil_divide(g_.selected, kLanes)),
           masks_(masks),
@@ -283,6 +284,7 @@ class Forward {
             if (scale_ == nullptr) continue;
             __builtin_prefetch(scale_ + place, 0, 2);
             __builtin_prefetch(offset_ + place, 0, 2);
+            if (z_ != nullptr) __builtin_prefetch(z_ + sample * g_.selected * plane_ + place, 1, 2);
         }
     }
 
@@ -349,6 +351,9 @@ class Forward {
             for (int64_t i = 0; i < families; ++i) {
                 const int64_t place = i * plane_ + pixel;
                 __m512 values = _mm512_load_ps(turned + i * kLanes);
+                if (z_ != nullptr) {
+                    _mm512_mask_storeu_ps(z_ + sample * g_.selected * plane_ + first + place, inside, values);
+                }
                 if (scale_ != nullptr) {
                     values = _mm512_fmadd_ps(values, _mm512_maskz_loadu_ps(inside, scale_ + first + place),
                                              _mm512_maskz_loadu_ps(inside, offset_ + first + place));
@@ -363,6 +368,7 @@ class Forward {
     const int32_t* indices_;
     float* y_;
     const float *scale_, *offset_;  // of each output and pixel, or none
+    float* z_;                      // what is scaled, or none
     const int64_t plane_;           // output pixels
     const int64_t blocks_;          // of 16 families
     uint16_t* masks_;               // [block][pixel]
@@ -381,12 +387,14 @@ class Forward {
 
 extern "C" {
 
-// y = offset + scale * output where a scale is given. The masks may be given, or are found in the indices.
-int smoe_family_infer(const smoe_geometry* geometry, const float* x, const float* weight, const float* bias,
-                      const int32_t* indices, uint16_t* masks, const float* scale, const float* offset, float* y) {
+// y = offset + scale * z where a scale is given, and then the output z is stored too unless it is null. The masks may be
+// given, or are found in the indices.
+int smoe_family_layer(const smoe_geometry* geometry, const float* x, const float* weight, const float* bias,
+                      const int32_t* indices, uint16_t* masks, const float* scale, const float* offset, float* z,
+                      float* y) {
 #if defined(__AVX512F__)
     try {
-        smoe::family_lanes::Forward work(*geometry, x, weight, bias, indices, y, masks, scale, offset);
+        smoe::family_lanes::Forward work(*geometry, x, weight, bias, indices, y, masks, scale, offset, z);
         return work.run() ? 0 : 2;
     } catch (const std::bad_alloc&) {
         return 1;
@@ -394,7 +402,7 @@ int smoe_family_infer(const smoe_geometry* geometry, const float* x, const float
 #else
     static_cast<void>(geometry), static_cast<void>(x), static_cast<void>(weight), static_cast<void>(bias);
     static_cast<void>(indices), static_cast<void>(masks), static_cast<void>(scale), static_cast<void>(offset);
-    static_cast<void>(y);
+    static_cast<void>(z), static_cast<void>(y);
     return 2;
 #endif
 }
@@ -411,10 +419,10 @@ int smoe_family_is_fast(void) {
 // Returns 2 if the routing does not select one of two neighbours for each family, and leaves y alone.
 int smoe_family_forward(const smoe_geometry* geometry, const float* x, const float* weight, const float* bias,
                         const int32_t* indices, float* y) {
-    return smoe_family_infer(geometry, x, weight, bias, indices, nullptr, nullptr, nullptr, y);
+    return smoe_family_layer(geometry, x, weight, bias, indices, nullptr, nullptr, nullptr, nullptr, y);
 }
 
-// The masks of a routing, `ceil(E / 16)` for each pixel, for smoe_family_infer(). Returns 2 as above.
+// The masks of a routing, `ceil(E / 16)` for each pixel, for smoe_family_layer(). Returns 2 as above.
 int smoe_family_masks(const smoe_geometry* geometry, const int32_t* indices, uint16_t* masks) {
 #if defined(__AVX512F__)
     smoe::family_lanes::Forward work(*geometry, nullptr, nullptr, nullptr, indices, nullptr, masks);
