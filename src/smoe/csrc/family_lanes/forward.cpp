@@ -125,7 +125,7 @@ class Forward {
           y_(y),
           scale_(scale),
           offset_(offset),
-          z_(z),
+          z_(z == nullptr ? y : z),
           plane_(g_.output_height * g_.output_width),
           blocks_(ceil_divide(g_.selected, kLanes)),
           masks_(masks),
@@ -224,9 +224,9 @@ class Forward {
         const int64_t most = ceil_divide(g_.output_height, ceil_divide(g_.threads, g_.batch));
         // A slice at least: slices of a kernel overlap as wholes.
         const int64_t least = g_.depth > 1 ? std::min(most, output_slice_height(g_)) : 1;
-        // Input, sums, and as much as these for each of outputs, scales and offsets.
+        // Input, sums of 16 families, and the outputs.
         const auto floats = [&](int64_t rows) {
-            return packed_rows(0, rows) * g_.channels * pitch_ + 4 * rows * g_.output_width * kLanes;
+            return packed_rows(0, rows) * g_.channels * pitch_ + rows * g_.output_width * (kLanes + g_.selected);
         };
         int64_t rows = most;
         while (rows > least && floats(rows) > kBandFloats) --rows;
@@ -260,7 +260,7 @@ class Forward {
                 for (int64_t group = 0; group < groups; ++group) {
                     const int64_t pixel = group * kPixels;
                     const Pixels them{places.data() + pixel, group + 1 < groups ? masks + pixel : last_masks};
-                    // On their way while this group is made: the weights of the next part, and what the outputs need.
+                    // On their way while this group is made: the weights of the next part, and the outputs.
                     for (const float* end = ahead + lines; ahead < end; ahead += kLanes)
                         __builtin_prefetch(ahead, 0, 2);
                     if (part + 1 == parts) prefetch_outputs(sample, block, first_pixel, pixels, group, groups);
@@ -269,22 +269,29 @@ class Forward {
             }
             write(sample, block, first_pixel, pixels, sums);
         }
+        if (scale_ != nullptr) scale_band(sample, first_pixel, pixels);
     }
 
-    // A share of what write() reads and writes of a band, in its order. Channels lie apart, so that no processor
-    // foresees it.
+    // A share of what write() writes of a band, in its order. Channels lie apart, so that no processor foresees it.
     void prefetch_outputs(int64_t sample, int64_t block, int64_t first_pixel, int64_t pixels, int64_t group,
                           int64_t groups) const {
-        const int64_t first = block * kLanes * plane_ + first_pixel;
         const int64_t families = std::min<int64_t>(kLanes, g_.selected - block * kLanes);
         const int64_t lines = ceil_divide(pixels, kLanes) * families;
+        const float* first = z_ + (sample * g_.selected + block * kLanes) * plane_ + first_pixel;
         for (int64_t line = lines * group / groups; line < lines * (group + 1) / groups; ++line) {
-            const int64_t place = first + line % families * plane_ + line / families * kLanes;
-            __builtin_prefetch(y_ + sample * g_.selected * plane_ + place, 1, 2);
-            if (scale_ == nullptr) continue;
-            __builtin_prefetch(scale_ + place, 0, 2);
-            __builtin_prefetch(offset_ + place, 0, 2);
-            if (z_ != nullptr) __builtin_prefetch(z_ + sample * g_.selected * plane_ + place, 1, 2);
+            __builtin_prefetch(first + line % families * plane_ + line / families * kLanes, 1, 2);
+        }
+    }
+
+    // The local affine map of a band, while its outputs are in L2.
+    void scale_band(int64_t sample, int64_t first_pixel, int64_t pixels) const {
+        for (int64_t s = 0; s < g_.selected; ++s) {
+            const int64_t first = s * plane_ + first_pixel;
+            const float *scale = scale_ + first, *offset = offset_ + first;
+            const float* source = z_ + sample * g_.selected * plane_ + first;
+            float* target = y_ + sample * g_.selected * plane_ + first;
+#pragma omp simd
+            for (int64_t i = 0; i < pixels; ++i) target[i] = offset[i] + scale[i] * source[i];
         }
     }
 
@@ -337,28 +344,17 @@ class Forward {
 
     void write(int64_t sample, int64_t block, int64_t first_pixel, int64_t pixels, const float* sums) const {
         const int64_t families = std::min<int64_t>(kLanes, g_.selected - block * kLanes);
-        const int64_t first = block * kLanes * plane_ + first_pixel;
-        float* y = y_ + sample * g_.selected * plane_ + first;
+        float* z = z_ + (sample * g_.selected + block * kLanes) * plane_ + first_pixel;
         for (int64_t pixel = 0; pixel < pixels; pixel += kLanes, sums += kLanes * kLanes) {
             const int64_t count = std::min<int64_t>(kLanes, pixels - pixel);
-            if (families == kLanes && count == kLanes && scale_ == nullptr) {
-                expert_lists::transpose_square(sums, kLanes, y + pixel, plane_);
+            if (families == kLanes && count == kLanes) {
+                expert_lists::transpose_square(sums, kLanes, z + pixel, plane_);
                 continue;
             }
             alignas(64) float turned[kLanes * kLanes];
             expert_lists::transpose_square(sums, kLanes, turned, kLanes);
-            const __mmask16 inside = static_cast<__mmask16>((1u << count) - 1);
             for (int64_t i = 0; i < families; ++i) {
-                const int64_t place = i * plane_ + pixel;
-                __m512 values = _mm512_load_ps(turned + i * kLanes);
-                if (z_ != nullptr) {
-                    _mm512_mask_storeu_ps(z_ + sample * g_.selected * plane_ + first + place, inside, values);
-                }
-                if (scale_ != nullptr) {
-                    values = _mm512_fmadd_ps(values, _mm512_maskz_loadu_ps(inside, scale_ + first + place),
-                                             _mm512_maskz_loadu_ps(inside, offset_ + first + place));
-                }
-                _mm512_mask_storeu_ps(y + place, inside, values);
+                std::memcpy(z + i * plane_ + pixel, turned + i * kLanes, count * sizeof(float));
             }
         }
     }
@@ -368,7 +364,7 @@ class Forward {
     const int32_t* indices_;
     float* y_;
     const float *scale_, *offset_;  // of each output and pixel, or none
-    float* z_;                      // what is scaled, or none
+    float* z_;                      // what is scaled; y itself if it is not kept
     const int64_t plane_;           // output pixels
     const int64_t blocks_;          // of 16 families
     uint16_t* masks_;               // [block][pixel]
