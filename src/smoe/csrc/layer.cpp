@@ -215,6 +215,20 @@ int smoe_local_affine(int64_t batch, int64_t size, const float* x, const float* 
     return 0;
 }
 
+// The biases of experts with the part of a mean input, of filters with `taps` weights for each channel.
+int smoe_offsets(int64_t experts, int64_t selected, int64_t channels, int64_t taps, const float* weight,
+                 const float* bias, const float* response, const float* mean, float* offsets, int64_t threads) {
+    try {
+        smoe_geometry g = {};
+        g.experts = experts, g.selected = selected, g.channels = channels, g.threads = threads;
+        g.kernel_height = 1, g.kernel_width = taps;
+        smoe::find_offsets(g, weight, bias, response, mean, offsets);
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}
+
 // mean and response: of the biases, or none; offsets: those of the experts, as they are used, if there is a mean.
 // masks: those of families of two, or none. scale and offset may be missing; z is not stored if it is null.
 int smoe_layer_forward(const smoe_layer* layer, const float* x, const float* weight, const float* bias,

@@ -35,7 +35,7 @@ from smoe.nn._shared_parameters import Memory, at_least_float32, change_paramete
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
 from smoe.ops._families import learn_factorised, slot_products
 from smoe.ops._layer_call import LayerCall, mean_response
-from smoe.ops._operators import has_transforms, is_observed, library_for, num_threads
+from smoe.ops._operators import has_transforms, is_observed, is_plain, library_for, num_threads
 from smoe.ops._routing import family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order
 from smoe.rules import Damping, Frozen, RoutingClassification, Rule, StraightThrough, resolve_rule
@@ -557,10 +557,17 @@ class FilterBank(RoutedLayer):
     def _offsets(self) -> torch.Tensor:
         """The biases of the experts `(X * F,)`, with what the mean input takes part in."""
         assert self.bias is not None
-        if self._input_mean is None or not self._input_mean.counters["is_set"]:
-            return self.bias
-        change = self._input_mean.response - self._input_mean.response_of(self.weight)
-        return self.bias + change.to(self.bias.dtype)
+        mean, weight, bias = self._input_mean, self.weight, self.bias
+        if mean is None or not mean.counters["is_set"]:
+            return bias
+        library = library_for(weight, bias, mean.mean) if self._expert_channels == 1 else None
+        if library is not None and not torch.is_grad_enabled() and is_plain(weight, bias):
+            # As the kernels of a pass compute them, to the last digit.
+            offsets, filters = torch.empty_like(bias), weight.contiguous()
+            sizes = (len(weight), self.gate.num_selected, weight.shape[1], weight[0, 0].numel())
+            library.call("smoe_offsets", *sizes, filters, bias, mean.response, mean.mean, offsets, num_threads())
+            return offsets
+        return bias + (mean.response - mean.response_of(weight)).to(bias.dtype)
 
     @torch.no_grad()
     def _fold_mean(self) -> None:
