@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ CASES = {
 }
 
 
-def make(case: str, *, with_mean: bool, with_bias: bool = True, with_affine: bool = True):
+def make(case: str, *, with_mean: bool, with_bias: bool = True, with_affine: bool = True) -> Any:
     B, C, X, E, grid, kernel, stride, padding = CASES[case]
     torch.manual_seed(0)
     output = tuple((size - 1) // stride + 1 for size in grid)
@@ -30,7 +32,7 @@ def make(case: str, *, with_mean: bool, with_bias: bool = True, with_affine: boo
     if X == 2 * E:
         indices = (2 * torch.arange(E)[:, None] + torch.randint(0, 2, indices.shape[1:]))[None].int()
         indices[:, -1] = X - 2
-    leaves = [torch.randn(B, C, *grid), torch.randn(X, C, *kernel)]
+    leaves: list[Any] = [torch.randn(B, C, *grid), torch.randn(X, C, *kernel)]
     leaves += [torch.randn(X) if with_bias else None]
     leaves += [torch.randn(E, *output) if with_affine else None for _ in range(2)]
     mean = (torch.randn(C), torch.randn(X)) if with_mean else (None, None)
@@ -53,7 +55,7 @@ def run(call: LayerCall, indices, leaves, mean, error, *, twice: bool = False) -
 def test_output_and_gradients_are_those_of_the_operators_in_float64(case, options) -> None:
     call, indices, leaves, mean, error = make(case, **{"with_mean": False, **options})
     found = run(call, indices, leaves, mean, error)
-    wide = [each if each is None else each.detach().double().requires_grad_() for each in leaves]
+    wide: list[Any] = [each if each is None else each.detach().double().requires_grad_() for each in leaves]
     output = call.composed(
         wide[0], indices, Bank(*wide[1:], *(each if each is None else each.double() for each in mean))
     )
@@ -84,7 +86,7 @@ def test_an_error_that_is_not_finite_is_noticed() -> None:
     seen: list[bool | None] = []
 
     class Lesson:
-        numbers = ()
+        numbers, needs_source = (), False
 
         def learn(self, error, source, compared, is_finite):
             seen.append(is_finite)

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from smoe.nn._routed_layer import Learner, RoutedLayer, Step
+from smoe.nn._routed_layer import Learner, RoutedLayer, Step, Taught
 from smoe.ops._classification import end_to_end_gradient, have_one_threshold, train_routing
-from smoe.ops._layer_call import Lesson
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import Routing
 from smoe.rules import Damping, RoutingClassification
@@ -72,53 +71,33 @@ class FrozenLearner(Learner):
         needs_scores = layer._needs_scores or any(parameter.requires_grad for parameter in gate.parameters())
         return gate.route(input) if needs_scores else gate.decide(input)
 
-    def lesson(self, step: Step) -> Lesson | None:
+    def lesson(self, step: Step) -> _FrozenLesson:
         """Errors that are not finite are counted."""
-        has_gradient = step.layer._needs_scores or step.routing.scores.requires_grad
-        return None if has_gradient else _FrozenLesson(step.layer._signal.num_nonfinite)
+        # Damping counts them by itself.
+        counter = step.layer._signal.num_nonfinite if step.layer._active_damping is None else None
+        return _FrozenLesson((step.routing.scores,) if step.routing.scores.requires_grad else (), counter)
 
     def output(self, step: Step) -> torch.Tensor:
-        layer = step.layer
-        output = step.damped(step.weighed(step.select(step.routing.indices)))
-        # Damping counts errors that are not finite by itself.
-        counter = layer._signal.num_nonfinite if layer._active_damping is None else None
-        return _FrozenOutput.apply(output, step.routing.scores, counter)  # type: ignore[return-value]
+        output, lesson = step.damped(step.weighed(step.select(step.routing.indices))), self.lesson(step)
+        return Taught.apply(output, step.source, lesson, *lesson.numbers)  # type: ignore[return-value]
 
 
 class _FrozenLesson(NamedTuple):
-    num_nonfinite: torch.Tensor
-    numbers: tuple[torch.Tensor, ...] = ()
+    numbers: tuple[torch.Tensor, ...]
+    num_nonfinite: torch.Tensor | None
+    needs_source: bool = False
 
     def learn(
-        self,
-        error: torch.Tensor,
-        source: torch.Tensor | None = None,
-        compared: tuple[torch.Tensor, ...] = (),
-        is_finite: bool | None = None,
-    ) -> tuple[()]:
+        self, error: torch.Tensor, source: torch.Tensor, compared: tuple[torch.Tensor, ...], is_finite: bool | None
+    ) -> list[torch.Tensor]:
         del source, compared
-        if is_finite is None:
+        if self.num_nonfinite is not None and is_finite is None:
             # A sum is finite if all its terms are, and takes less time than a look at each.
             total = error.sum(dtype=torch.promote_types(error.dtype, torch.float32))
             self.num_nonfinite.add_(total.isfinite().logical_not())
-        elif not is_finite:
+        elif self.num_nonfinite is not None and not is_finite:
             self.num_nonfinite.add_(1)
-        return ()
-
-
-class _FrozenOutput(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, output, scores, num_nonfinite):
-        ctx.save_for_backward(scores)
-        ctx.num_nonfinite = num_nonfinite
-        return output.detach()
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (error,) = grad_outputs
-        if ctx.num_nonfinite is not None:
-            _FrozenLesson(ctx.num_nonfinite).learn(error)
-        return error, torch.zeros_like(ctx.saved_tensors[0]) if ctx.needs_input_grad[1] else None, None
+        return [torch.zeros_like(scores) for scores in self.numbers]
 
 
 class RoutingClassificationLearner(Learner):

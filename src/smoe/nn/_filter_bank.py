@@ -27,12 +27,10 @@ from typing import Any, Self, TypedDict
 import torch
 from torch import nn
 
-from smoe.nn._fixed_gates import DecidedGate
 from smoe.nn._gate import SpatialGate, host_normal
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
-from smoe.ops._conv_kernels import HeldPlan, hold_plan
 from smoe.ops._families import learn_factorised, slot_products
 from smoe.ops._layer_call import LayerCall, mean_response
 from smoe.ops._operators import has_transforms, is_observed, is_plain, library_for, num_threads
@@ -388,7 +386,6 @@ class FilterBank(RoutedLayer):
         gate = resolve_gate(gate, rule, *numbers, device, dtype)
         RoutedLayer.__init__(self, gate, expert_channels, weighted, rule, damping, device=device)
         self.in_channels = in_channels
-        self._plan: HeldPlan | None = None
         self._call: LayerCall | None = None
         self.weight = nn.Parameter(
             torch.empty(num_experts * expert_channels, in_channels, *kernel, device=device, dtype=dtype)
@@ -438,27 +435,9 @@ class FilterBank(RoutedLayer):
         if self._input_mean is not None:
             self._input_mean.start(self.weight)
 
-    def _planned_grid(self) -> tuple[int, ...]:
-        """The output grid as the kernels see it, of a layer whose gate was made for one."""
-        assert self.gate.spatial_shape is not None
-        return self.gate.spatial_shape
-
-    def _plan_routing(self) -> None:
-        """Makes what the kernels derive from a decided routing, and keeps it as long as the layer lives."""
-        plan = None
-        if isinstance(self.gate, DecidedGate):
-            options = {"expert_channels": self._expert_channels, "stride": self.stride[0]}
-            plan = hold_plan(self.weight, self.gate.indices, self._planned_grid(), **options)
-        self._plan = plan
-        self._call = None
-
     def __getstate__(self) -> dict[str, object]:
         # What the kernels made belongs to its process.
-        return {**super().__getstate__(), "_plan": None, "_call": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._plan_routing()
+        return {**super().__getstate__(), "_call": None}
 
     def _load_from_state_dict(
         self,

@@ -339,9 +339,6 @@ class GraphMoE(FilterBank):
         """Nodes are pixels, and filters have one tap."""
         return source.unflatten(2, _fold(source.shape[2])), filters[:, :, None, None], 1, "zeros"
 
-    def _planned_grid(self) -> tuple[int, ...]:
-        return _fold(self.num_nodes)
-
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         return filters @ source
 

@@ -309,9 +309,7 @@ class GridMoE(FilterBank):
         # Channels, grid and dtype of an input that was accepted.
         self._seen_input: tuple[torch.Size, torch.dtype] | None = None
 
-    def _plan_routing(self) -> None:
-        if self._conv is None:  # the kernels serve the layer
-            super()._plan_routing()
+    def _forget_input(self) -> None:
         self._seen_input = None
 
     @classmethod
@@ -401,8 +399,9 @@ class GridMoE(FilterBank):
         # Attributes of a module are found slowly, beside the kernel of a small layer.
         parameters, affine, mean, indices = self._parameters, self._affine, self._input_mean, routing.indices
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        is_simple = self._conv is None and not self._weighted and self._expert_channels == 1
-        if not is_simple or self._bias_owner == "slot" or weight is None or routing.unranked is not None:
+        is_simple = self._conv is None and self._expert_channels == 1 and self._bias_owner != "slot"
+        needs_scores = self._needs_scores if self.training else self._weighted
+        if not is_simple or needs_scores or weight is None or routing.unranked is not None:
             return None
         scale, offset = (None, None) if affine is None else (affine.scale, affine.offset)
         if not is_plain(input, weight, bias, scale, offset) or (bias is None and self._bias_owner is not None):

@@ -129,7 +129,7 @@ def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -
             layer.resize_grid(grid, resize)
         return
     _resize_gate(layer.gate, grid, resize, name)
-    layer._plan_routing()
+    layer._forget_input()
     affine = layer._affine if isinstance(layer, GridMoE) else None
     if affine is not None and tuple(affine.scale.shape[1:]) != grid:
         affine.scale, affine.offset = resize(affine.scale), resize(affine.offset)

@@ -110,8 +110,7 @@ class RoutedLayer(nn.Module, ABC):
         self._settle_damping()
         gate.join(self, self._learner)
         save_once(self, "gate")
-        self.register_load_state_dict_post_hook(_leave_meta_device)
-        self.register_load_state_dict_post_hook(_plan_routing)
+        self.register_load_state_dict_post_hook(_follow_loading)
 
     @property
     def rule(self) -> Rule:
@@ -168,10 +167,10 @@ class RoutedLayer(nn.Module, ABC):
         self.gate = gate
         self._learner = make_learner(self.rule, self).train(self.training)
         gate.join(self, self._learner)
-        self._plan_routing()
+        self._forget_input()
 
-    def _plan_routing(self) -> None:
-        """Called when a decided routing, or the place of the layer, may be another: after loading, moving, copying."""
+    def _forget_input(self) -> None:
+        """Called when inputs that were accepted may not be any more: after loading, moving, another gate."""
 
     def _scored_routing(self) -> Routing | None:
         """Routing of the last forward pass in training mode, with scores; the auxiliary losses are made of it."""
@@ -397,7 +396,7 @@ class RoutedLayer(nn.Module, ABC):
         super()._apply(fn, recurse)
         # The device only: `.half()` must not round the loss scale.
         self._move_signal(fn(self._signal.num_nonfinite).device)
-        self._plan_routing()
+        self._forget_input()
         return self
 
     def _move_signal(self, device: torch.device) -> None:
@@ -421,18 +420,13 @@ class RoutedLayer(nn.Module, ABC):
         return f"{weighted}rule={str(self.rule)!r}{damping}"
 
 
-def _leave_meta_device(layer: RoutedLayer, incompatible_keys: object) -> None:
+def _follow_loading(layer: RoutedLayer, incompatible_keys: object) -> None:
     """Load hook: a layer that was made on the meta device has been given parameters on another (`assign=True`)."""
     del incompatible_keys
     parameter = next(layer.parameters(), None)
     if parameter is not None:
         layer._move_signal(parameter.device)
-
-
-def _plan_routing(layer: RoutedLayer, incompatible_keys: object) -> None:
-    """Load hook: the routing may be another."""
-    del incompatible_keys
-    layer._plan_routing()
+    layer._forget_input()
 
 
 class Step(NamedTuple):
@@ -471,6 +465,25 @@ class Step(NamedTuple):
         )
 
 
+class Taught(torch.autograd.Function):
+    """Returns the selected outputs; in backward, the numbers of a lesson receive their gradients."""
+
+    @staticmethod
+    def forward(ctx, selected, source, lesson, *tensors):
+        compared = tensors[: len(tensors) - len(lesson.numbers)]
+        # The layer's input is saved by the experts too, so that it takes no memory.
+        ctx.save_for_backward(*(source, *compared) if lesson.needs_source else ())
+        ctx.lesson, ctx.num_compared = lesson, len(compared)
+        return selected.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,) = grad_outputs
+        source, *compared = ctx.saved_tensors or (error,)
+        learned = ctx.lesson.learn(error, source, tuple(compared), None)
+        return error, None, None, *(None,) * ctx.num_compared, *learned
+
+
 class Learner(Memory):
     """Trains the gate of a layer within the layer's own forward and backward passes.
 
@@ -498,7 +511,7 @@ class Learner(Memory):
         """Computes the layer's output `(B, E * F, *grid)`, and arranges that its backward pass trains the gate."""
 
     def lesson(self, step: Step) -> Lesson | None:
-        """What the gate learns where the output is that of the selected experts; None where `output` makes another."""
+        """What the gate learns of a layer that needs no scores; None where `output` makes other outputs."""
         del step
         return None
 

@@ -8,7 +8,7 @@ import torch
 
 from smoe.nn._gate import without_autocast
 from smoe.nn._gates import FactorisedGate
-from smoe.nn._routed_layer import Learner, Step
+from smoe.nn._routed_layer import Learner, Step, Taught
 from smoe.ops._families import experts_of, family_gradient, relative_family_gradient, sample_families
 from smoe.ops._routing import Routing, family_members
 from smoe.rules import StraightThrough
@@ -69,11 +69,8 @@ class StraightThroughLearner(Learner):
             return routing
         return routing._replace(indices=sample_families(routing.scores, gate.num_selected, seed, noise))
 
-    def lesson(self, step: Step) -> _Lesson | None:
+    def lesson(self, step: Step) -> _Lesson:
         """The gradient of other choices."""
-        return None if step.layer._needs_scores else self._lesson(step)
-
-    def _lesson(self, step: Step) -> _Lesson:
         layer, source, routing = step
         gate, trained = layer.gate, layer._trained_parameter()
         if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
@@ -88,12 +85,12 @@ class StraightThroughLearner(Learner):
         selected, compared = layer._select_compared(source, routing.indices)
         if layer._needs_scores:
             selected = step.damped(step.weighed(selected))
-        lesson = self._lesson(step)
+        lesson = self.lesson(step)
         part = lesson.part
         if lesson.trained is None:
             return selected
         if not torch.compiler.is_compiling():
-            return _Families.apply(selected, source, lesson, *compared, *lesson.numbers)  # type: ignore[return-value]
+            return Taught.apply(selected, source, lesson, *compared, *lesson.numbers)  # type: ignore[return-value]
         if part is None:
             return selected
         scores, indices = routing.scores, routing.indices
@@ -151,14 +148,13 @@ class _Lesson(NamedTuple):
     pixels: torch.Tensor | None = None
     indices: torch.Tensor | None = None
 
+    @property
+    def needs_source(self) -> bool:
+        return self.part is not None
+
     def learn(
-        self,
-        error: torch.Tensor,
-        source: torch.Tensor,
-        compared: tuple[torch.Tensor, ...],
-        is_finite: bool | None = None,
+        self, error: torch.Tensor, source: torch.Tensor, compared: tuple[torch.Tensor, ...], is_finite: bool | None
     ) -> list[Any]:
-        """The gradients of the numbers, for the error of the outputs, and the whole source that these were made of."""
         del is_finite
         layer, learner, gate, numbers = self.layer, self.learner, self.layer.gate, self.numbers
         nothing: list[Any] = [None] * len(numbers)
@@ -192,25 +188,6 @@ class _Lesson(NamedTuple):
                     values = values * size
                     total[place] = values if total[place] is None else total[place].add_(values)
         return total
-
-
-class _Families(torch.autograd.Function):
-    """Returns the outputs; in backward, the numbers of the gate receive their gradient."""
-
-    @staticmethod
-    def forward(ctx, selected, source, lesson, *tensors):
-        compared = tensors[: len(tensors) - len(lesson.numbers)]
-        # The layer's input is saved by the experts too, so that it takes no memory.
-        ctx.save_for_backward(*() if lesson.part is None else (source, *compared))
-        ctx.lesson, ctx.num_compared = lesson, len(compared)
-        return selected.detach()
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (error,) = grad_outputs
-        source, *compared = ctx.saved_tensors or (error,)
-        learned = ctx.lesson.learn(error, source, tuple(compared))
-        return error, None, None, *(None,) * ctx.num_compared, *learned
 
 
 class _FamiliesWithScores(torch.autograd.Function):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -401,39 +400,6 @@ def _fold_routing(library: NativeLibrary, indices: torch.Tensor, expert_channels
     # An expert's outputs are adjacent, so that the experts of several samples are folded like those of one.
     library.call("smoe_fold_routing", indices, num_samples * num_selected, num_pixels, expert_channels, folded)
     return folded
-
-
-class HeldPlan:
-    """Keeps a plan in the memory of the kernels as long as the object lives.
-
-    For few samples, the kernels sort the pixels of a routing by their experts. They find a plan by the content of the
-    routing and keep the last ones (csrc/expert_lists/plan.cpp); one that is held is made now, and is never forgotten.
-    A pass that does not find its plan makes it, so results do not depend on what is held.
-    """
-
-    def __init__(self, library: NativeLibrary, geometry: Geometry, indices: torch.Tensor) -> None:
-        held = ctypes.c_void_p()
-        library.call("smoe_plan_hold", ctypes.byref(geometry), indices, ctypes.byref(held))
-        weakref.finalize(self, library.functions.smoe_plan_release, held).atexit = False
-
-
-def hold_plan(
-    weight: torch.Tensor, indices: torch.Tensor, grid: tuple[int, ...], *, expert_channels: int = 1, stride: int = 1
-) -> HeldPlan | None:
-    """Makes the plan of a routing for the convolutions of one bank, and holds it."""
-    # The tensors of a tracer have no memory.
-    is_real = type(indices) is torch.Tensor and indices.device.type == "cpu"
-    library = library_for(weight) if is_real else None
-    if library is None or indices.numel() == 0:
-        return None
-    check_choices(indices, len(weight) // expert_channels, grid[-1])
-    # Only the output grid matters: the input is one that fits, without padding.
-    sizes = [(size - 1) * stride + taps for size, taps in zip(_volume(grid), _volume(weight.shape[2:]), strict=True)]
-    input, bank = (1, weight.shape[1], *sizes), (*weight.shape[:2], *_volume(weight.shape[2:]))
-    folded = _fold_routing(library, indices, expert_channels)
-    problem = make_problem(torch.Size(input), torch.Size(bank), folded.shape, stride, "none", num_threads())
-    needs_plan = problem.kernels["forward"][0].startswith(LIST)
-    return HeldPlan(library, problem.geometry, folded) if needs_plan else None
 
 
 def _volume(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -31,6 +31,11 @@ class Lesson(Protocol):
         """The tensors that receive gradients."""
         ...
 
+    @property
+    def needs_source(self) -> bool:
+        """Whether it needs what made the outputs."""
+        ...
+
     def learn(
         self, error: torch.Tensor, source: torch.Tensor, compared: tuple[torch.Tensor, ...], is_finite: bool | None
     ) -> Sequence[torch.Tensor | None]:

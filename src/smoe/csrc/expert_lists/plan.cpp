@@ -10,10 +10,6 @@
 // the most equal samples is brought up to date. A routing that differs in more than half of the samples is taken for
 // another layer's, and gets a plan of its own. One lock guards the list and every change of a plan; a plan that someone
 // else is using is replaced rather than changed.
-//
-// A layer whose routing is decided holds its plan (smoe_plan_hold): it is made before the first pass, and neither
-// changed nor forgotten until it is released. Held plans do not count towards the limits below; they are a small
-// multiple of the indices that the layer itself keeps.
 #include "plan.h"
 
 #include <pthread.h>
@@ -33,8 +29,8 @@ namespace smoe {
 namespace expert_lists {
 namespace {
 
-constexpr size_t kMostPlans = 32;
-constexpr int64_t kMostBytes = int64_t{512} << 20;  // of all plans that nobody holds; one is kept in any case
+constexpr size_t kMostPlans = 256;
+constexpr int64_t kMostBytes = int64_t{512} << 20;  // of all plans; one is kept in any case
 constexpr int64_t kSamples = 1024;
 
 std::atomic<int64_t> tiles_sorted{0};
@@ -225,13 +221,6 @@ class Cache {
         return *found.plan;
     }
 
-    // What a layer held counts towards the limits again.
-    void release(const std::shared_ptr<const Plan>* held) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        delete held;
-        forget_oldest();
-    }
-
     void clear() {
         std::lock_guard<std::mutex> lock(mutex_);
         plans_.clear();
@@ -249,7 +238,7 @@ class Cache {
         bool is_exact;
     };
 
-    // By a kernel that is running, or by a layer.
+    // By a kernel that is running.
     static bool is_held(const std::shared_ptr<Plan>& plan) { return plan.use_count() > 1; }
 
     // The plan of this routing, or of those that may be changed the one that is most similar.
@@ -318,20 +307,5 @@ extern "C" {
 int64_t smoe_plan_builds(void) { return smoe::expert_lists::tiles_sorted; }
 
 void smoe_plan_clear(void) { smoe::expert_lists::cache().clear(); }
-
-// Makes the plan of a routing and holds it until it is released.
-int smoe_plan_hold(const smoe_geometry* geometry, const int32_t* indices, void** held) {
-    try {
-        *held =
-            new std::shared_ptr<const smoe::expert_lists::Plan>(smoe::expert_lists::obtain_plan(*geometry, indices));
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-    return 0;
-}
-
-void smoe_plan_release(void* held) {
-    smoe::expert_lists::cache().release(static_cast<std::shared_ptr<const smoe::expert_lists::Plan>*>(held));
-}
 
 }  // extern "C"
