@@ -253,9 +253,9 @@ int smoe_layer_forward(const smoe_layer* layer, const float* x, const float* wei
 
 // Gradients that are null are not asked for; by_z, which may be z, is needed with a scale, by_bias with a mean.
 int smoe_layer_backward(const smoe_layer* layer, const float* error, const float* x, const float* weight,
-                        const float* mean, const int32_t* indices, const float* scale, const float* z,
-                        float* by_z, float* by_scale, float* by_offset, float* by_bias, float* by_x,
-                        float* by_weight, int64_t* is_finite) {
+                        const float* mean, const int32_t* indices, const float* scale, const float* z, float* by_z,
+                        float* by_scale, float* by_offset, float* by_bias, float* by_x, float* by_weight,
+                        int64_t* is_finite) {
     const smoe_geometry& g = layer->geometry;
     try {
         *is_finite = smoe::ErrorSweep{g, error, z, scale, indices, by_z, by_scale, by_offset, by_bias}.run();

@@ -383,8 +383,8 @@ class Forward {
 
 extern "C" {
 
-// y = offset + scale * z where a scale is given, and then the output z is stored too unless it is null. The masks may be
-// given, or are found in the indices.
+// y = offset + scale * z where a scale is given, and then the output z is stored too unless it is null. The masks may
+// be given, or are found in the indices.
 int smoe_family_layer(const smoe_geometry* geometry, const float* x, const float* weight, const float* bias,
                       const int32_t* indices, uint16_t* masks, const float* scale, const float* offset, float* z,
                       float* y) {
