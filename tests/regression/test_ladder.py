@@ -24,6 +24,7 @@ from smoe.regression._ladder_fit import (
     ring_neighbours,
 )
 from smoe.regression._scores import TREES
+from smoe.regression._training import _beyond
 
 MONTHS = (np.datetime64("1990-01") + np.arange(180)).astype("datetime64[ns]") + np.timedelta64(14, "D")
 QUIET: dict[str, Any] = {"device": "cpu", "progress": False}
@@ -230,10 +231,21 @@ def test_intervals_cover_what_they_say(objective: str) -> None:
     else:
         low, high = (predicted["t2m"].sel(quantile=level) for level in (0.1, 0.9))
         inside = (truth > low) & (truth < high)
-    assert 0.75 < float(inside.sel(time=truth["time"]).mean()) < 0.85
+    covered = float(inside.sel(time=truth["time"]).mean())
+    assert 0.75 < covered < 0.85
     table = model.score(y, y)
+    assert f"the 80 % interval covers {100 * covered:.0f} % of t2m in this period" in table.notes
+    unlike = model.score(y, y + 3.0 * (y - y.mean()))
+    assert any(
+        note.endswith("errors are unlike those of the fit, do not rely on the intervals") for note in unlike.notes
+    )
     values = {name: table.value(name, metric="objective") for name in table.rmse}
     assert values["model"] <= 1.02 * min(values.values()) and len(values) >= 5
+
+
+def test_an_interval_is_as_wide_as_the_last_block_needs() -> None:
+    assert _beyond([0.0, 0.0, 0.1, 1.8, 2.2]) == 2.2  # errors that grow
+    assert _beyond([2.2, 1.8, 1.0, 1.0]) == pytest.approx(1.5 + 0.6 * 1.25**0.5)
 
 
 def test_a_combination_is_weighted_by_errors_that_were_not_fitted() -> None:

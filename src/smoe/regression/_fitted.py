@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -408,11 +407,6 @@ def split_gaussian(output: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and spread from `(B, K * 2, H, W)`: two `(B, K, H, W)`."""
     parts = output.unflatten(1, (-1, 2))
     return parts[:, :, 0], parts[:, :, 1].clamp(_LOWEST, _HIGHEST).exp()
-
-
-def normal_quantiles(levels: Sequence[float]) -> np.ndarray:
-    """Quantiles of the normal distribution."""
-    return math.sqrt(2.0) * torch.erfinv(2.0 * torch.tensor(levels, dtype=torch.float64) - 1.0).numpy()
 
 
 def objective_errors(values: Tensor, target: Tensor, kind: Objective, levels: Tensor) -> Tensor:

@@ -405,14 +405,9 @@ def memory_limit(options: RegressorOptions) -> int:
 
 
 def _folders(
-    inputs: FieldSource,
-    targets: FieldSource,
-    num_inputs: int,
-    num_targets: int,
-    options: RegressorOptions,
-    cache: Path,
-    notify: Callable[[str], None],
-) -> tuple[Path | None, Path | None]:
+    inputs: FieldSource, targets: FieldSource, num_inputs: int, num_targets: int, options: RegressorOptions,
+    cache: Path, notify: Callable[[str], None],
+) -> tuple[Path | None, Path | None]:  # fmt: skip
     needed = inputs.num_bytes * num_inputs // inputs.num_positions
     needed += targets.num_bytes * num_targets // targets.num_positions
     limit = memory_limit(options)

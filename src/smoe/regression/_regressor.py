@@ -227,15 +227,9 @@ class GridRegressor:
         return self
 
     def _train(
-        self,
-        prepared: Prepared,
-        is_array: bool,
-        directory: RunDirectory | None,
-        resume: bool,
-        reporter: BarReporter,
-        notify: Callable[[str], None],
-        warm_start: bool = False,
-    ) -> Fitted:
+        self, prepared: Prepared, is_array: bool, directory: RunDirectory | None, resume: bool, reporter: BarReporter,
+        notify: Callable[[str], None], warm_start: bool = False,
+    ) -> Fitted:  # fmt: skip
         options = self.options
         is_own = self._own_net is not None
         train, validation = prepared.splits["train"], prepared.splits["validation"]
@@ -563,14 +557,9 @@ def _blocks(pairs: Pairs, folds: int) -> list[Period]:
 
 
 def write_predictions(
-    model: Any,
-    inputs: Any,
-    output: Path,
-    *,
-    per_year: bool = False,
-    overwrite: bool = False,
+    model: Any, inputs: Any, output: Path, *, per_year: bool = False, overwrite: bool = False,
     open_options: OpenOptions | None = None,
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """Predicts a block of times at once, so that inputs may be larger than memory, and writes what was predicted."""
     import dask
 

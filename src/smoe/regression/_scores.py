@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from scipy.special import ndtri
 
 from smoe._files import write_atomically
 from smoe._notebook import html_table, html_text
@@ -27,6 +28,7 @@ from smoe.gridded import (
 )
 from smoe.regression._fitted import Fitted, central, errors_in_units, finished, model_values, net_values
 from smoe.regression._ladder import CLIMATOLOGY, COMBINATION, PERSISTENCE
+from smoe.regression._options import RegressorOptions
 from smoe.regression._prediction import find_gaps, open_inputs, read_inputs
 from smoe.regression._preparation import (
     GridSamples,
@@ -413,6 +415,7 @@ def score_samples(
     objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
     simple: Sequence[str] = ()
     valid: list[np.ndarray] = []
+    covered: list[np.ndarray] = []
     for batch in compare_batches(fitted, scored):
         simple = list(batch.simple)
         valid.append(batch.valid)
@@ -427,11 +430,13 @@ def score_samples(
             if objective is not None:
                 errors = errors_in_units(values, batch.truth, fitted.options)
                 each.objective.append(weighted_means(errors, batch.truth, fitted.pixel_weights))
+        if objective is not None:
+            covered.append(_share_inside(fitted, batch))
     if not sums:
         raise DataError("every sample has missing values, which the model was fitted to drop")
     names = tuple(channel.name for channel in fitted.target_channels)
     units = tuple(channel.units for channel in fitted.target_channels)
-    notes = (*scored.notes, *fitted.remarks())
+    notes = (*scored.notes, *fitted.remarks(), *_coverage(covered, names, fitted.options))
     table = make_table(sums, names, units, objective, period=scored.period, notes=notes, simple=simple)
     roots = {
         region: {name: _roots(np.concatenate(parts)) for name, parts in each.items()}
@@ -440,21 +445,41 @@ def score_samples(
     return replace(table, valid=(np.concatenate(valid), fitted.calendar), regions=roots)
 
 
+def _share_inside(fitted: Fitted, batch: ComparedBatch) -> np.ndarray:
+    """Share of each sample and target between the lowest and the highest quantile, or 80 % of a normal distribution."""
+    low, high = batch.nets[MODEL][:, :, 0], batch.nets[MODEL][:, :, -1]
+    if fitted.options.objective == "gaussian":
+        low, high = (low + float(ndtri(level)) * high for level in (0.1, 0.9))
+    return weighted_means((batch.truth >= low) & (batch.truth <= high), batch.truth, fitted.pixel_weights)
+
+
+def _coverage(covered: Sequence[np.ndarray], names: Sequence[str], options: RegressorOptions) -> list[str]:
+    """How many values the intervals of the model cover, and a warning if these are far fewer or more than they say."""
+    if not covered or (options.objective == "quantiles" and len(options.quantiles) < 2):
+        return []
+    said = 0.8 if options.objective == "gaussian" else options.quantiles[-1] - options.quantiles[0]
+    notes = []
+    for name, found in zip(names, np.nanmean(np.concatenate(covered), axis=0), strict=True):
+        off = ": errors are unlike those of the fit, do not rely on the intervals" if abs(found - said) > 0.1 else ""
+        notes.append(f"the {100 * said:.0f} % interval covers {100 * found:.0f} % of {name} in this period{off}")
+    return notes
+
+
 def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) -> str | None:
     """What must be said of a model that a simple prediction beats on samples that were prepared for it."""
-    found: dict[str, list[np.ndarray]] = {}
+    sums: dict[str, ErrorSums] = {}
     is_absolute = fitted.options.objective in ("mae", "quantiles")
     for first in range(0, len(samples), _BATCH):
         indices = np.arange(first, min(first + _BATCH, len(samples)))
         before, truth = samples.physical(indices)
         batch = compare(fitted, before, truth, samples.times(indices), is_forecast=is_forecast)
         for name, values in {MODEL: batch.nets[MODEL], **batch.simple}.items():
-            error = np.abs(central(fitted.options, values).astype(np.float64) - batch.truth)
-            error = error if is_absolute else np.square(error)
-            found.setdefault(name, []).append(weighted_means(error, batch.truth, fitted.pixel_weights))
-    means = {name: np.nanmean(np.concatenate(each), axis=0) for name, each in found.items()}
+            each = sums.setdefault(name, ErrorSums())
+            each.add(central(fitted.options, values), batch.truth, fitted.pixel_weights)
+    means = {name: np.nanmean(np.concatenate(each.absolute if is_absolute else each.squared), axis=0) ** (
+        1.0 if is_absolute else 0.5) for name, each in sums.items()}  # fmt: skip
     for number, channel in enumerate(fitted.target_channels):
-        errors = {name: float(each[number] if is_absolute else np.sqrt(each[number])) for name, each in means.items()}
+        errors = {name: float(each[number]) for name, each in means.items()}
         ours = errors.pop(MODEL)
         best = min(errors, key=lambda name: errors[name])
         # Not finite is not better either.

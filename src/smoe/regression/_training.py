@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -20,7 +21,6 @@ from smoe.regression._fitted import (
     central,
     errors_in_units,
     mix,
-    normal_quantiles,
     objective_errors,
     output_values,
     run_net,
@@ -140,17 +140,10 @@ def choose_batch(options: RegressorOptions, num_samples: int, num_pixels: int, n
 
 
 def train_net(
-    net: nn.Module,
-    splits: Mapping[str, NetSamples],
-    objective: GridObjective,
-    options: RegressorOptions,
-    *,
-    directory: RunDirectory | None = None,
-    resume: bool = False,
-    reporter: Reporter | None = None,
-    recipe: Mapping[str, Any] | None = None,
-    compares_routing: bool = True,
-) -> list[dict[str, Any]]:
+    net: nn.Module, splits: Mapping[str, NetSamples], objective: GridObjective, options: RegressorOptions, *,
+    directory: RunDirectory | None = None, resume: bool = False, reporter: Reporter | None = None,
+    recipe: Mapping[str, Any] | None = None, compares_routing: bool = True,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Trains a net in place; it ends with the weights of the best validation."""
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
@@ -290,9 +283,8 @@ def _find_spread(
     offsets = np.zeros((num_targets, options.outputs_per_target))
     for k in range(num_targets if options.outputs_per_target > 1 else 0):
         if options.objective == "gaussian":
-            normal = float(normal_quantiles([0.9])[0])
             offsets[k, 1] = _beyond([np.nanquantile(np.abs(each), 0.8) for each in _by_block(deviations[:, k], block)])
-            offsets[k, 1] /= normal
+            offsets[k, 1] /= float(ndtri(0.9))
             continue
         for number, level in enumerate(options.quantiles):
             of_blocks = [np.nanquantile(each, level) for each in _by_block(deviations[:, k], block)]
@@ -308,10 +300,13 @@ def _by_block(deviations: np.ndarray, block: np.ndarray) -> list[np.ndarray]:
 
 
 def _beyond(of_blocks: Sequence[float] | np.ndarray) -> float:
-    """The quantile of a block to come, from those of other blocks: their mean, and a standard deviation of one more."""
+    """The quantile of a block to come, from those of other blocks: their mean, and a standard deviation of one more.
+
+    At least that of the last block, the validation period: where errors grow with time, it is the nearest.
+    """
     count = len(of_blocks)
     spread = float(np.std(of_blocks, ddof=1)) * (1.0 + 1.0 / count) ** 0.5 if count > 1 else 0.0
-    return float(np.mean(of_blocks)) + spread
+    return max(float(np.mean(of_blocks)) + spread, float(of_blocks[-1]))
 
 
 def _empty_like(values: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
