@@ -20,7 +20,7 @@ from smoe._notebook import NUM_DISTINCT, coastlines, expert_colours, html_table,
 from smoe.nn import GraphMoE, SpatialMoE2d
 from smoe.regression._scores import ScoreTable
 from smoe.views import plot_routing
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 
 RNG = np.random.default_rng(0)
 

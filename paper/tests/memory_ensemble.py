@@ -10,8 +10,8 @@ import numpy as np
 
 from smoe_paper.atmosphere.fields import Grid
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EmosModel, EnsembleData, EnsembleRecipe
+from smoe_paper.ens10.source import TaskName
 from smoe_paper.ens10.store import EnsembleStore
-from smoe_paper.ens10.variables import TaskName
 
 # An odd number of rows with both poles, as ENS-10 has, and a multiple of 4 columns.
 GRID = Grid((90.0, 67.5, 45.0, 22.5, 0.0, -22.5, -45.0, -67.5, -90.0), tuple(45.0 * j for j in range(8)))

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from smoe_paper.experiments.reproduction import PlannedRun, make_runs
+from smoe_paper.experiments.runs import PlannedRun, make_runs
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
 

@@ -24,7 +24,7 @@ from smoe.diagnostics._choices import useless_routing
 from smoe.nn import SpatialMoE2d, TensorGate
 from smoe.ops._routing import Routing, family_members, top_experts
 from smoe.rules import RoutingClassification, StraightThrough
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 from smoe_paper.baselines.routing_losses import ScoreGate
 
 

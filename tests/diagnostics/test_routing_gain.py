@@ -12,7 +12,7 @@ import smoe
 from smoe.diagnostics import RoutingGain, routing_gains
 from smoe.nn import FixedGate, SpatialMoE2d, TensorGate
 from smoe.nn._filter_bank import FilterBank
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 from smoe_paper.baselines.routing_losses import ScoreGate
 
 

@@ -6,8 +6,7 @@ import xarray as xr
 
 from smoe.errors import DataError
 from smoe.gridded._axes import find_axes
-from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid
-from smoe.gridded._regrid import Regridding
+from smoe.gridded._grids import HorizontalGrid, Orientation, Regridding, read_grid
 from smoe.gridded._source import FieldSource
 
 

@@ -7,8 +7,7 @@ import pytest
 import xarray as xr
 
 from smoe.errors import DataError
-from smoe.gridded._grids import HorizontalGrid
-from smoe.gridded._regrid import Regridding
+from smoe.gridded._grids import HorizontalGrid, Regridding
 
 
 def curvilinear(rows: int, columns: int, angle: float = 0.3) -> HorizontalGrid:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import smoe
 from definitions import gate_gradient
 from smoe.rules import Damping, RoutingClassification
-from smoe_paper.baselines.gates import CoordConvGate
+from smoe_paper.baselines.layers import CoordConvGate
 
 RC = RoutingClassification.released()
 

@@ -15,8 +15,7 @@ import smoe
 from smoe.nn import GridConv2d
 from smoe.nn._batch_norm import _sum_over_processes
 from smoe.ops._operators import NativeLibrary, native_library
-from smoe_paper.baselines.gates import ConvGate
-from smoe_paper.baselines.layers import LocallyConnected2d
+from smoe_paper.baselines.layers import ConvGate, LocallyConnected2d
 
 # PyTorch's own forward-mode rules are scripts.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")

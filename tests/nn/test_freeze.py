@@ -14,7 +14,7 @@ import smoe
 from geometries import NETWORKS, make_network
 from smoe.ops._routing import top_experts
 from smoe.options import Order
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 
 GRID = (6, 7)
 

@@ -12,8 +12,7 @@ from torch import nn
 
 import smoe
 from smoe.rules import RoutingClassification
-from smoe_paper.baselines.gates import ConvGate, LinearGate, LocallyConnectedGate
-from smoe_paper.baselines.layers import CoordConv2d
+from smoe_paper.baselines.layers import ConvGate, CoordConv2d, LinearGate, LocallyConnectedGate
 from smoe_paper.baselines.routing_losses import ScoreGate
 from smoe_paper.models import ResNet
 

@@ -11,7 +11,7 @@ from torch import nn
 import smoe
 from definitions import gate_gradient
 from smoe.rules import RoutingClassification
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 
 RC = RoutingClassification.released()
 

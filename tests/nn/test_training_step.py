@@ -13,7 +13,7 @@ from definitions import assert_same, define_layer_gradients, gate_gradient, laye
 from smoe.ops import output_grid
 from smoe.options import Order
 from smoe.rules import Damping, RoutingClassification
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 
 RC = RoutingClassification.released()
 

@@ -13,7 +13,7 @@ from smoe.ops._operators import BACKEND_VARIABLE
 DENSE = """
 import torch, smoe
 import smoe.ops._operators as library
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 assert library.native_library() is None
 
 torch.manual_seed(0)

@@ -9,7 +9,7 @@ import smoe
 from routed_conv_cases import Case, assert_near, make_problem
 from smoe.ops import routed_conv2d
 from smoe.options import PADDING_MODES, Order
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 
 
 def compare_with_definition(case: Case, dtype: torch.dtype = torch.float64) -> torch.Tensor:

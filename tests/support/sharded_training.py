@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 from smoe.nn import _gate as banded
-from smoe_paper.baselines.gates import ConvGate, LinearGate
+from smoe_paper.baselines.layers import ConvGate, LinearGate
 from smoe_paper.baselines.routing_losses import ScoreGate, auxiliary_loss
 
 GRID = (6, 7)

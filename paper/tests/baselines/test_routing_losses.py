@@ -8,7 +8,7 @@ from torch import nn
 
 import smoe
 from definitions import gate_gradient
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 from smoe_paper.baselines.routing_losses import (
     ScoreGate,
     auxiliary_loss,

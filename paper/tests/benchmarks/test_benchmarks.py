@@ -4,9 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from smoe.cli.main import main
-from smoe_paper.benchmarks import memory
+from smoe.command_line import UsageError
+from smoe_paper.benchmarks import device, memory
 from smoe_paper.benchmarks.registry import BENCHMARKS
 from smoe_paper.benchmarks.timing import interleaved_medians, write_table
 
@@ -63,3 +65,17 @@ def test_a_step_needs_at_most_a_third_more_memory_than_that_of_a_convolution() -
     row = memory.measure("CIFAR, 64")
     assert set(memory.COLUMNS) <= set(row)
     assert all(float(row[f"{way} less its numbers"]) <= 1.35 for way in ("default", "frozen"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_device_benchmark_without_a_device():
+    with pytest.raises(UsageError, match="--device cuda needs a CUDA device"):
+        device.main([])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("arguments", [["layer", "--device", "cuda", "--dtype", "bf16"]])
+def test_one_line_without_a_device(arguments, capsys):
+    assert main(["bench", *arguments]) == 2
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and "--device cuda needs a CUDA device, and PyTorch" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe_paper.ens10.efi import climate_windows, compute_part, extreme_forecast_index, parts_of
+from smoe_paper.ens10.prepare import climate_windows, compute_part, extreme_forecast_index, parts_of
 
 DAYS = [f"{month:02d}-{day:02d}" for month in (1, 2) for day in (1, 5, 9, 13, 17, 21)]
 YEARS = range(1998, 2019)

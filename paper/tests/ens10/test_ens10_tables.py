@@ -14,9 +14,8 @@ from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENS10, EnsembleData, EnsembleRecipe, store_folder
 from smoe_paper.ens10.scores import store_references
-from smoe_paper.ens10.source import open_ens10
-from smoe_paper.ens10.variables import TASKS
-from smoe_paper.experiments.reproduction import plan_runs, train_run
+from smoe_paper.ens10.source import TASKS, open_ens10
+from smoe_paper.experiments.runs import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Scale, markdown
 

@@ -15,8 +15,7 @@ from smoe.errors import DataError
 from smoe_paper.atmosphere.fields import Grid, check_global
 from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
-from smoe_paper.ens10.source import open_ens10
-from smoe_paper.ens10.variables import TASKS
+from smoe_paper.ens10.source import TASKS, open_ens10
 
 SOME, Z500 = STARTS[:5], TASKS["z500"]
 

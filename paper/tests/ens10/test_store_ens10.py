@@ -18,9 +18,8 @@ from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
-from smoe_paper.ens10.source import open_ens10
+from smoe_paper.ens10.source import TASKS, open_ens10
 from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
-from smoe_paper.ens10.variables import TASKS
 
 TRAIN = (1998, 1999)
 LEAD = np.timedelta64(2, "D")

@@ -19,8 +19,7 @@ from smoe.training.run_directory import RunError
 from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
-from smoe_paper.ens10.source import open_ens10
-from smoe_paper.ens10.variables import TASKS
+from smoe_paper.ens10.source import TASKS, open_ens10
 from smoe_paper.experiments.experiment import EXPERIMENTS
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.runs import open_run, train

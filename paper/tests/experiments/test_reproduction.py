@@ -17,7 +17,7 @@ import pytest
 from smoe.training import FileLock
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.run_directory import RunError
-from smoe_paper.experiments.reproduction import make_runs, train_run
+from smoe_paper.experiments.runs import make_runs, train_run
 from smoe_paper.experiments.stored_runs import RunStore
 from tiny_runs import tiny_runs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,13 +15,16 @@ import torch
 import smoe
 from image_folders import write_folders
 from small_training import StopAfter, without_times
+from smoe.cli import main
 from smoe.errors import DataError, Interrupted
 from smoe.training.run_directory import RunDirectory, load_checkpoint
 from smoe_paper.experiments.recipe import SgdMomentum
 from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.experiments.tables import Scale
 from smoe_paper.experiments.task import Learning, build_optimizer
 from smoe_paper.imagenet.model import build_model, build_task, make_task
 from smoe_paper.imagenet.recipes import (
+    IMAGENET,
     IMAGENET_RECIPES,
     IMAGENET_TRAINING,
     AddedSpatialMoEResNet50Model,
@@ -200,3 +204,40 @@ def test_refusals(make: Callable[[], object], message: str) -> None:
 def test_images_must_be_named() -> None:
     with pytest.raises(DataError, match=r"give the folder that holds train and val as --data.root FOLDER"):
         build_task(IMAGENET_RECIPES["imagenet/smoe"], notify=quietly)
+
+
+def test_every_recipe_has_a_row_with_both_accuracies_of_the_paper() -> None:
+    (table,) = IMAGENET.tables.select("imagenet")
+    assert {id(row.recipe) for row in table.rows} == {id(recipe) for recipe in IMAGENET_RECIPES.values()}
+    for row in table.rows:
+        assert [result.metric for result in row.paper] == ["accuracy", "top5_accuracy"]
+
+
+def test_a_row_trains_and_stands_beside_the_papers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = IMAGENET.tables.scale("small")
+
+    def shrink(recipe):
+        recipe = small.apply(recipe)
+        return replace(recipe, training=replace(recipe.training, max_epochs=1, warmup_epochs=0))
+
+    tables = replace(IMAGENET.tables, scales=(Scale("tiny", "a test", shrink, "smaller"),))
+    monkeypatch.setattr(type(IMAGENET), "tables", tables)
+    write_folders(tmp_path / "images", images_per_class=13)
+    write_folders(tmp_path / "images", images_per_class=2, split="val")
+    places = ["--store", str(tmp_path / "images"), "--output-dir", str(tmp_path), "--runs-dir", str(tmp_path / "runs_")]
+    row = ["--rows", "SMoE, all 3 x 3, white noise, score order", "--seeds", "1"]
+    assert main(["reproduce", "imagenet", *places, *row]) == 0
+    capsys.readouterr()
+    text = (tmp_path / "models.md").read_text()
+    assert "| ResNet-50 |  | 80.83 ± 0.04 |  | 95.39 ± 0.03 |  | not run | 0 |" in text
+    (stored,) = (tmp_path / "runs.jsonl").read_text().splitlines()
+    accuracy = json.loads(stored)["test"]["accuracy"]
+    line = next(line for line in text.splitlines() if "white noise" in line and "tiny" in line)
+    assert f"{accuracy:.2f}" in line
+
+
+def test_without_images_it_says_what_it_wants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "imagenet"]) == 2
+    assert "train/<class>/*.JPEG" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 from image_files import IDX_FILES, draw_images, publish, write_cifar10, write_idx_set
 from smoe.errors import DataError
 from smoe_paper.cli.data import run_data as run
-from smoe_paper.images import fetch
+from smoe_paper.images import data
 from smoe_paper.images.data import read_images
 from smoe_paper.images.recipes import CIFAR10_ARCHIVE
 
@@ -95,9 +95,9 @@ def pretend_client(monkeypatch, folder, stderr="", returncode=0):
             shutil.copytree(folder, cwd / place)
         return subprocess.CompletedProcess(command, returncode, "", stderr)
 
-    monkeypatch.setattr(fetch.subprocess, "run", pretend)
+    monkeypatch.setattr(data.subprocess, "run", pretend)
     # Not the files that may be installed here.
-    monkeypatch.setattr(fetch, "installed_folder", lambda: folder / "not there")
+    monkeypatch.setattr(data, "installed_folder", lambda: folder / "not there")
     return commands
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from image_files import publish, write_idx_set
 from smoe.rules import RoutingClassification
-from smoe_paper.experiments.reproduction import plan_runs, train_run
+from smoe_paper.experiments.runs import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Scale, markdown
 from smoe_paper.images.pictures import draw_tables

@@ -10,9 +10,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.nn import GridConv2d
-from smoe_paper.models import ConvNet, Emos, FullyConnectedNet, WeatherResNet
-from smoe_paper.models.nets import ResidualConv
-from smoe_paper.models.weather_resnet import ConvBlock, ResidualBlock, globe_conv
+from smoe_paper.models import (
+    ConvBlock,
+    ConvNet,
+    Emos,
+    FullyConnectedNet,
+    ResidualBlock,
+    ResidualConv,
+    WeatherResNet,
+    globe_conv,
+)
 
 
 def test_normalisation_and_activation_stand_between_layers_only() -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smoe_paper.models import ResNet
-from smoe_paper.models.resnet import Bottleneck
+from smoe_paper.models import Bottleneck, ResNet
 
 # Channels of the 3x3 convolutions and of the outputs of the stages of ResNet-50, and their blocks.
 STAGES = (("layer1", 64, 256, 3), ("layer2", 128, 512, 4), ("layer3", 256, 1024, 6), ("layer4", 512, 2048, 3))

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE
-from smoe_paper.models import VisionTransformer
-from smoe_paper.models.vision_transformer import TransformerBlock, sine_cosine_position
+from smoe_paper.models import TransformerBlock, VisionTransformer, sine_cosine_position
 
 GRID, PATCH, WIDTH, HEADS = (4, 6), 2, 8, 2
 

@@ -15,8 +15,7 @@ from simulation.run_folder import RunFolder
 from simulation.start_dates import start_dates
 from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
-from smoe_paper.ens10.source import open_ens10
-from smoe_paper.ens10.variables import TASKS
+from smoe_paper.ens10.source import TASKS, open_ens10
 
 FIRST = np.datetime64("2001-12-20")
 STARTS = start_dates(np.datetime64("2001-11-20"), np.datetime64("2002-01-12"))

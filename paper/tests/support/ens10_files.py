@@ -10,14 +10,7 @@ import numpy as np
 import xarray as xr
 
 from smoe_paper.atmosphere.fields import Grid
-from smoe_paper.ens10.source import LEAD
-from smoe_paper.ens10.variables import (
-    NUM_MEMBERS,
-    PRESSURE_LEVEL_VARIABLES,
-    SURFACE_VARIABLES,
-    TASKS,
-    LevelType,
-)
+from smoe_paper.ens10.source import LEAD, NUM_MEMBERS, PRESSURE_LEVEL_VARIABLES, SURFACE_VARIABLES, TASKS, LevelType
 
 LEVELS = (500, 850)
 """Pressure levels of the files, in hPa."""

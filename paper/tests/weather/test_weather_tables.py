@@ -9,7 +9,7 @@ import torch
 
 from smoe.cli.main import main
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.reproduction import plan_runs
+from smoe_paper.experiments.runs import plan_runs
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Row, Scale, markdown
 from smoe_paper.experiments.task import Learning, build_optimizer

@@ -11,8 +11,7 @@ import numpy as np
 
 from smoe.errors import DataError, suggest
 from smoe.gridded._axes import Axes, find_axes, level_values, scalar_level
-from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid, read_pole
-from smoe.gridded._regrid import Regridding
+from smoe.gridded._grids import HorizontalGrid, Orientation, Regridding, read_grid, read_pole
 from smoe.gridded._times import TimeLabels, read_lead_times, read_times
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from smoe.nn._gates import FactorisedGate
 from smoe.ops._families import family_sizes
 from smoe.ops._operators import native_library
 from smoe.rules import StraightThrough
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 
 GRID = (5, 6)
 

@@ -11,7 +11,7 @@ import torch
 
 from smoe import SpatialMoE2d, TensorGate, freeze
 from smoe.ops._operators import native_library
-from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import ConvGate
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)

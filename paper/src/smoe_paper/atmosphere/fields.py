@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded import damage_as_data_error
-from smoe_paper.atmosphere.variables import Variable, check_units
+from smoe.gridded import are_same_units, damage_as_data_error
+from smoe_paper.atmosphere.variables import Variable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -67,7 +67,11 @@ def find_field(
         found = ", ".join(map(str, dataset.data_vars)) or "no variable"
         raise DataError(f"{path} holds {found}, expected {' or '.join(names)}")
     array, where = dataset[name], f"{path}: {name}"
-    check_units(variable, array.attrs.get("units"), where)
+    units = str(array.attrs.get("units", "")).strip()
+    accepted = (variable.units, variable.other_units or variable.units)
+    # A file without units passes: its values are checked.
+    if units and not any(are_same_units(units, each) for each in accepted):
+        raise DataError(f"{where} is in {units!r}, expected {variable.units!r}; convert the file first")
     wanted = (*dims, *(["level"] if variable.has_levels else []), "lat", "lon")
     with damage_as_data_error(path, name):
         for axis in (axis for axis in wanted if axis in _SPELLINGS):

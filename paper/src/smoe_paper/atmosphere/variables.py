@@ -14,21 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def canonical_units(text: str) -> str:
-    """Returns units in one spelling: `m**2 s**-2`, `m^2/s^2` and `m2 s-2` are equal."""
-    text = " ".join(text.replace("**", "").replace("^", "").replace("·", " ").split())
-    return re.sub(r"\s*/\s*([A-Za-z]+)([0-9]*)", lambda match: f" {match[1]}-{match[2] or 1}", text)
-
-
-def check_units(variable: Variable, found: str | None, where: str) -> None:
-    """Refuses units other than the variable's own; a file without units passes: its values are checked."""
-    if found is None or not found.strip():
-        return
-    accepted = {canonical_units(text) for text in (variable.units, *variable.unit_names)}
-    if canonical_units(found) not in accepted:
-        raise DataError(f"{where} is in {found!r}, expected {variable.units!r}; convert the file first")
-
-
 def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, times: np.ndarray, where: str) -> None:
     """Refuses values outside the bounds of a variable and fields that are constant in space; NaNs pass."""
     import numpy as np  # here, because help texts name variables and import no numpy
@@ -86,24 +71,24 @@ class Variable:
     has_levels: bool = False
     varies: bool = True
     is_accumulated: bool = False
-    unit_names: tuple[str, ...] = ()
+    other_units: str = ""  # that are equal to them
 
 
 _ALL = (
-    Variable("z", "geopotential", "m2 s-2", (-2.0e4, 6.0e5), True, unit_names=("J kg-1",)),
-    Variable("t", "temperature", "K", (100.0, 400.0), True, unit_names=("kelvin",)),
+    Variable("z", "geopotential", "m2 s-2", (-2.0e4, 6.0e5), True, other_units="J kg-1"),
+    Variable("t", "temperature", "K", (100.0, 400.0), True),
     Variable("u", "u_component_of_wind", "m s-1", (-250.0, 250.0), True),
     Variable("v", "v_component_of_wind", "m s-1", (-250.0, 250.0), True),
-    Variable("q", "specific_humidity", "kg kg-1", (-0.02, 0.1), True, unit_names=("1", "dimensionless")),
+    Variable("q", "specific_humidity", "kg kg-1", (-0.02, 0.1), True),
     Variable("r", "relative_humidity", "%", (-50.0, 300.0), True),
     Variable("vo", "vorticity", "s-1", (-0.1, 0.1), True),
     Variable("pv", "potential_vorticity", "K m2 kg-1 s-1", (-0.1, 0.1), True),
     Variable("tisr", "toa_incident_solar_radiation", "J m-2", (-1.0e4, 4.0e7), is_accumulated=True),
-    Variable("t2m", "2m_temperature", "K", (130.0, 400.0), unit_names=("kelvin",)),
+    Variable("t2m", "2m_temperature", "K", (130.0, 400.0)),
     Variable("tp", "6hr_precipitation", "m", (-0.01, 3.0), is_accumulated=True),
     Variable("u10", "10m_u_component_of_wind", "m s-1", (-150.0, 150.0)),
     Variable("v10", "10m_v_component_of_wind", "m s-1", (-150.0, 150.0)),
-    Variable("tcc", "total_cloud_cover", "1", (-0.1, 1.1), unit_names=("(0 - 1)", "dimensionless")),
+    Variable("tcc", "total_cloud_cover", "1", (-0.1, 1.1)),
 )
 
 VARIABLES: dict[str, Variable] = {variable.short_name: variable for variable in _ALL}

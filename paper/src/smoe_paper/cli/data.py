@@ -16,8 +16,8 @@ COMMANDS = {
         "smoe_paper.ens10.commands:run_prepare",
         "--root DATA --output STORE --task z500 [--members 10]",
     ),
-    "fetch mnist": ("smoe_paper.images.fetch:run_mnist", "70,000 digits, 11.5 MB"),
-    "fetch fashion-mnist": ("smoe_paper.images.fetch:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"),
+    "fetch mnist": ("smoe_paper.images.data:run_mnist", "70,000 digits, 11.5 MB"),
+    "fetch fashion-mnist": ("smoe_paper.images.data:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"),
 }
 
 DATA_HELP = """usage: smoe data prepare|fetch NAME [...]

@@ -128,7 +128,7 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
 
     # torch is imported from here on only: a typo is answered at once.
     from smoe.training.progress import ProgressBar
-    from smoe_paper.experiments.reproduction import PlannedRun, make_runs, plan_runs
+    from smoe_paper.experiments.runs import PlannedRun, make_runs, plan_runs
 
     store = RunStore(output_dir / "runs.jsonl")
     data = data or Path()

@@ -39,9 +39,8 @@ def run_prepare(args: list[str]) -> int:
     from smoe.training.progress import ProgressBar
     from smoe_paper.atmosphere.store import run_preparation
     from smoe_paper.ens10.prepare import prepare
-    from smoe_paper.ens10.source import open_ens10
+    from smoe_paper.ens10.source import TASKS, open_ens10
     from smoe_paper.ens10.store import EnsembleStore
-    from smoe_paper.ens10.variables import TASKS
 
     def work(progress: ProgressBar) -> EnsembleStore:
         source = open_ens10(options.root, TASKS[options.task], options.members)

@@ -21,8 +21,8 @@ from smoe_paper.ens10.recipes import (
     reference_name,
     store_folder,
 )
+from smoe_paper.ens10.source import TASKS
 from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
-from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale

@@ -14,8 +14,8 @@ from torch import Tensor
 from smoe.errors import DataError
 from smoe_paper.atmosphere.fields import describe_years, years_of
 from smoe_paper.atmosphere.store import Store, map_array
-from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, TaskName
-from smoe_paper.experiments.samples import BatchedSamples
+from smoe_paper.ens10.source import LEAD_DAYS, NUM_MEMBERS, TASKS, TaskName
+from smoe_paper.experiments.task import BatchedSamples
 
 # Of the release: keeps a point whose statistics hardly vary from exploding.
 OFFSET = 0.1

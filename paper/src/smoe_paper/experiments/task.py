@@ -24,7 +24,29 @@ from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.baselines.routing_losses import ScoreGate, auxiliary_loss
 from smoe_paper.experiments.experiment import experiment_of
 from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, GateOptions, Recipe, SgdMomentum
-from smoe_paper.experiments.samples import BatchedSamples
+
+
+class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
+    """Pairs that `__getitems__` returns already stacked, so that a loader must leave them alone.
+
+    `DataLoader(samples, batch_size=32, collate_fn=BatchedSamples.collate)`.
+    """
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The inputs and the targets of a batch."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        input, target = self.__getitems__([index])
+        return input[0], target[0]
+
+    @staticmethod
+    def collate(batch: Any) -> tuple[Tensor, Tensor]:
+        return batch
+
 
 Start = Callable[[nn.SpatialMoE2d], None]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smoe.training import to_plain, write_atomically
 from smoe_paper.experiments.experiment import Notify
-from smoe_paper.experiments.samples import BatchedSamples
+from smoe_paper.experiments.task import BatchedSamples
 from smoe_paper.heat.recipes import HeatDiffusion
 
 # Of the 8 neighbours of a pixel a raster scan has visited 4: one to the left and three above.

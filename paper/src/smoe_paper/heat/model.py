@@ -13,8 +13,16 @@ import torch.nn.functional as F
 from smoe import nn
 from smoe.training import to_plain
 from smoe.training.task import Task
-from smoe_paper.baselines.gates import ConvGate, CoordConv3Gate, CoordConvGate, LinearGate, LocallyConnectedGate
-from smoe_paper.baselines.layers import CondConv2d, CoordConv2d, LocallyConnected2d
+from smoe_paper.baselines.layers import (
+    CondConv2d,
+    ConvGate,
+    CoordConv2d,
+    CoordConv3Gate,
+    CoordConvGate,
+    LinearGate,
+    LocallyConnected2d,
+    LocallyConnectedGate,
+)
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.baselines.patch_moe import patch_moe_loss
 from smoe_paper.baselines.routing_losses import ScoreGate

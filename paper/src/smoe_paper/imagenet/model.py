@@ -16,17 +16,10 @@ from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_added_layer
 from smoe_paper.imagenet import recipes
-from smoe_paper.imagenet.folders import (
-    AugmentedFolderImages,
-    FolderImages,
-    find_class_folders,
-    find_classes,
-    hold_out,
-)
+from smoe_paper.imagenet.folders import AugmentedFolderImages, FolderImages, find_class_folders, find_classes, hold_out
 from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, MeanCrossEntropy
-from smoe_paper.models import ResNet
-from smoe_paper.models.resnet import start_as_torchvision
+from smoe_paper.models import ResNet, start_as_torchvision
 
 
 def build_model(model: recipes.ImageNetModel, learning: Learning, size: int, num_classes: int) -> torch.nn.Module:

@@ -18,8 +18,7 @@ from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_added_layer
 from smoe_paper.losses import LatitudeWeightedMSE
 from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
-from smoe_paper.models import VisionTransformer, WeatherResNet
-from smoe_paper.models.weather_resnet import ConvBlock, globe_conv, glorot_uniform_
+from smoe_paper.models import ConvBlock, VisionTransformer, WeatherResNet, globe_conv, glorot_uniform_
 from smoe_paper.weather import recipes
 from smoe_paper.weather.store import WeatherSamples, WeatherStore, weekly_means
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from smoe.errors import DataError, suggest
 from smoe_paper.atmosphere.fields import describe_years, years_of
 from smoe_paper.atmosphere.store import Store, map_array
-from smoe_paper.experiments.samples import BatchedSamples
+from smoe_paper.experiments.task import BatchedSamples
 
 PRECIPITATION = "tp"
 PRECIPITATION_EPSILON = 0.001

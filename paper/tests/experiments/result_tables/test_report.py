@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.reproduction import plan_runs
+from smoe_paper.experiments.runs import plan_runs
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import (
     PublishedResult,

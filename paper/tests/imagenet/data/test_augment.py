@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from image_folders import make_picture
-from smoe_paper.imagenet.augment import OPERATIONS, cutmix, draw_crop, draw_operation, erase, mix, mixup
+from smoe_paper.imagenet.folders import OPERATIONS, cutmix, draw_crop, draw_operation, erase, mix, mixup
 
 IMAGES = torch.randn(4, 3, 8, 10, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([2, 0, 1, 1])
