@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -62,8 +63,8 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
-def page_of_index() -> dict[str, object]:
-    """README for a package index, where relative links lead nowhere: with the address in pyproject.toml, if there is one."""
+def page_of_index() -> dict[str, Any]:
+    """README for a package index, where relative links lead nowhere but with the address in pyproject.toml."""
     address = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["smoe"]["repository"].rstrip("/")
     text = Path("README.md").read_text()
     if address:

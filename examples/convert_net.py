@@ -1,4 +1,4 @@
-"""Convert a network of torchvision: its convolutions become layers that compute what they did before, and then learn."""
+"""Convert a network of torchvision: its convolutions become layers that compute what they did, and then learn."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ import smoe
 
 torch.manual_seed(0)
 try:
-    from torchvision.models import resnet18
+    from torchvision.models import resnet18  # pyright: ignore[reportMissingImports]
 
     net: nn.Module = resnet18()
 except (ImportError, RuntimeError):  # torchvision is missing, or was built for another torch: a small net of your own

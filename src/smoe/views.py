@@ -163,8 +163,8 @@ def _read_coords(coords: np.ndarray | Tensor | Mapping[str, Any], shapes: Sequen
     if not is_regular:
         return partial(_draw_view, places=_nodes(np.stack([columns, rows], axis=-1)))
     is_geographic = [name.lower()[:3] for name in names] == ["lat", "lon"]
-    axes = (Axis(name, values) for name, values in zip(names, (rows, columns), strict=True))
-    return partial(_draw_view, places=Places("grid", shape, *axes, bool(rows[0] < rows[-1]), is_geographic))
+    down, across = Axis(names[0], rows), Axis(names[1], columns)
+    return partial(_draw_view, places=Places("grid", shape, down, across, bool(rows[0] < rows[-1]), is_geographic))
 
 
 def _nodes(coordinates: np.ndarray) -> Places:
