@@ -60,7 +60,8 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: 
 
     body = "".join(line(row, "td", number) for number, row in enumerate(rows))
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    return f"<table>{title}<thead>{line(heads, 'th')}</thead><tbody>{body}</tbody></table>"
+    table = f"<table>{title}<thead>{line(heads, 'th')}</thead><tbody>{body}</tbody></table>"
+    return f'<div style="overflow-x:auto">{table}</div>'
 
 
 def html_text(text: str) -> str:
@@ -70,12 +71,12 @@ def html_text(text: str) -> str:
 def html_routing(indices: np.ndarray, num_experts: int) -> str:
     """Return the experts `(E, H, W)` of each slot as maps with a legend; a line is a strip, of a volume one slice."""
     colours = expert_colours(num_experts)
-    maps: list[str] = []
-    for slot, chosen in enumerate(indices[:4]):
+    maps, seen = list[str](), indices[:4]
+    for slot, chosen in enumerate(seen):
         flat = chosen[None] if chosen.ndim == 1 else chosen[len(chosen) // 2] if chosen.ndim == 3 else chosen
         label = "" if len(indices) == 1 else f"<figcaption>slot {slot} of {len(indices)}</figcaption>"
         maps.append(f'<figure style="display:inline-block;margin:4px">{html_image(colours[flat])}{label}</figure>')
-    counts = np.bincount(indices.ravel(), minlength=num_experts) / max(1, indices[0].size)
+    counts = np.bincount(seen.ravel(), minlength=num_experts) / max(1, indices[0].size)
     shown = np.argsort(-counts, kind="stable")[:NUM_DISTINCT]
     entries = [
         f'<span style="white-space:nowrap"><span style="background:rgb{tuple(colours[expert].tolist())}">'

@@ -109,8 +109,9 @@ def test_a_moved_run_is_evaluated(
     output = capsys.readouterr()
     assert "heat/smoe, test split" in output.out and "simulating 1 runs" in output.err
     # The data were kept where they were told to be, and are found there.
-    assert main(["evaluate", str(run), "--data.cache-dir", str(tmp_path / "frames")]) == 0
-    assert "simulating" not in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--json", "--data.cache-dir", str(tmp_path / "frames")]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["mse"] > 0.0 and "simulating" not in output.err
     assert "did you mean test?" in complaint(capsys, "evaluate", str(run), "--split", "tset")
     assert "did you mean --checkpoint?" in complaint(capsys, "evaluate", str(run), "--chekpoint", "last")
 

@@ -27,11 +27,10 @@ class Fit:
     lie on a grid, a UGRID mesh or a HEALPix sphere, which the files say. The folder of the output then holds the model,
     its scores and the record of the training.
 
-    smoe fit inputs.zarr targets.nc --train 1979:2015 --validate 2016 --test 2017:2018 -o runs/mine
-
-    smoe fit forecasts.nc analyses.nc --net layer --objective gaussian -o runs/corrected
-
-    smoe fit "sst_*.nc" "sst_*.nc" --lead "1 month" --static coast.nc -o runs/sst
+    Commands to copy:
+      smoe fit inputs.zarr targets.nc --train 1979:2015 --validate 2016 --test 2017:2018 -o runs/mine
+      smoe fit forecasts.nc analyses.nc --net layer --objective gaussian -o runs/corrected
+      smoe fit "sst_*.nc" "sst_*.nc" --lead "1 month" --static coast.nc -o runs/sst
 
     Attributes:
         inputs: Inputs.
@@ -150,9 +149,9 @@ def _remove_fields(output: Path) -> None:
 class Predict:
     """Predicts from new inputs and writes CF-1.11 NetCDF or Zarr with the names, units and attributes of the targets.
 
-    smoe predict runs/mine new.nc -o predicted.nc
-
-    smoe predict runs/mine "new_*.nc" -o predicted.nc --per-year
+    Commands to copy:
+      smoe predict runs/mine new.nc -o predicted.nc
+      smoe predict runs/mine "new_*.nc" -o predicted.nc --per-year
 
     Attributes:
         model: Folder that `smoe fit` wrote, or `GridRegressor.save`.

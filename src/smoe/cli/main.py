@@ -53,7 +53,6 @@ USAGE = """usage: smoe COMMAND ...
 
 Spatial Mixture-of-Experts: layers that learn what to do where.
 
-commands:
 {commands}
 
 examples:
@@ -137,7 +136,15 @@ def _run(args: list[str]) -> int:
         sys.stdout.write(START.format(found=_found_here()))
         return 0
     if args[0] in ("-h", "--help", "help"):
-        lines = "\n".join(f"  {name:<11}{command.text}" for name, command in known.items())
+        groups = {
+            "your own data, and any run:": COMMANDS.keys(),
+            "the paper's experiments:": known.keys() - COMMANDS.keys(),
+        }
+        lines = "\n".join(
+            "\n".join([title, *(f"  {name:<11}{known[name].text}" for name in known if name in names)])
+            for title, names in groups.items()
+            if names
+        )
         examples = "\n".join(f"  {example}" for command in known.values() for example in command.examples)
         sys.stdout.write(USAGE.format(commands=lines, examples=examples))
         return 0

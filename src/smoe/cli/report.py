@@ -40,9 +40,9 @@ class Report:
     It shows scores beside those of baselines, curves, the routing, expert use, filters, errors, and how the model was
     made.
 
-    smoe report runs/mine --data.inputs inputs.nc --data.targets targets.nc -o mine.html
-
-    smoe report runs/mine runs/other -o comparison.html
+    Commands to copy:
+      smoe report runs/mine --data.inputs inputs.nc --data.targets targets.nc -o mine.html
+      smoe report runs/mine runs/other -o comparison.html
 
     Attributes:
         runs: Models that smoe fit made.

@@ -105,6 +105,8 @@ class RoutingReport:
             )
             for gate in self.gates
         ]
+        if all(gate.changed is None for gate in self.gates):
+            heads, rows = heads[:-1], [row[:-1] for row in rows]
         text = str(self).split("\n", len(self.gates))[len(self.gates) :] if self.gates else [str(self)]
         return (html_table(heads, rows) if rows else "") + html_text("".join(text))
 

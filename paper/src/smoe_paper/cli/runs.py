@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, field, make_dataclass
 from functools import partial
@@ -19,13 +20,14 @@ class EvaluateOptions:
 
     split: Literal["test", "validation", "train"] = "test"  # Data to score on.
     checkpoint: Literal["best", "last"] = "best"  # The best weights by the validation split, or the last ones.
+    json: bool = False  # Print the scores as one line of JSON, for scripts.
 
 
 def run_evaluate(args: list[str]) -> int:
     """Opens a run with the data that were given as `--data.NAME PATH`, and scores it."""
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(
-            f"usage: smoe evaluate RUN [--split NAME] [--checkpoint best|last] [--data.NAME PATH]\n\n"
+            f"usage: smoe evaluate RUN [--split NAME] [--checkpoint best|last] [--json] [--data.NAME PATH]\n\n"
             f"{EvaluateOptions.__doc__}\n"
             "--data.store, --data.root or --data.cache-dir names data that were moved, or lie outside the run and the\n"
             "working directory. `smoe evaluate RUN --help` lists every option.\n"
@@ -46,7 +48,10 @@ def run_evaluate(args: list[str]) -> int:
     options: Any = parse(kind, args[1:], prog=f"smoe evaluate {path}")
     data = {key: value for key, value in vars(options.data).items() if value is not None}
     run = open_run(path, options.checkpoint, (options.split,), _notify, data)
-    find_experiment(recipe.experiment).evaluate(run, options.split)
+    if options.json:
+        sys.stdout.write(f"{json.dumps(run.evaluate(options.split))}\n")
+    else:
+        find_experiment(recipe.experiment).evaluate(run, options.split)
     return 0
 
 
@@ -71,11 +76,10 @@ class RunReports(Report):
     It shows scores beside those of baselines and of the paper, curves, the routing, expert use, filters, errors, and
     how the run was made.
 
-    smoe report runs/first -o report.html
-
-    smoe report runs/smoe-0 runs/smoe-1 runs/conv-0 -o comparison.html
-
-    smoe report runs/mine --data.inputs inputs.nc --data.targets targets.nc -o mine.html
+    Commands to copy:
+      smoe report runs/first -o report.html
+      smoe report runs/smoe-0 runs/smoe-1 runs/conv-0 -o comparison.html
+      smoe report runs/mine --data.inputs inputs.nc --data.targets targets.nc -o mine.html
 
     Attributes:
         runs: Run directories, and models that smoe fit made.
