@@ -263,7 +263,7 @@ def _tiny(recipe: HeatRecipe) -> HeatRecipe:
     # A step of a ViT or of a fully-connected gate takes a hundred times as long as an SMoE's on the whole grid.
     data = replace(recipe.data, num_train_runs=100, spatial_shape=(16, 16))
     is_slow = isinstance(recipe.model, VisionTransformerModel)
-    return replace(recipe, data=data, training=replace(recipe.training, max_epochs=30) if is_slow else recipe.training)
+    return replace(recipe, data=data, training=replace(recipe.training, max_epochs=10) if is_slow else recipe.training)
 
 
 class HeatExperiment(Experiment):
@@ -285,7 +285,7 @@ class HeatExperiment(Experiment):
         scales=(
             Scale("paper", "1000 training runs of 100 steps"),
             Scale("small", "250 of them", _small, "smaller"),
-            Scale("tiny", "100 of them on 16 x 16 pixels, transformers for 30 epochs", _tiny, "smaller"),
+            Scale("tiny", "100 of them on 16 x 16 pixels, transformers for 10 epochs", _tiny, "smaller"),
         ),
         data_field="cache_dir",
     )
