@@ -37,7 +37,7 @@ _EPSILON = 1e-8
 # Part of the highest learning rate so far below which own steps become smaller with it.
 _LAST_PART = 1.0 / 3.0
 # Learning rate of local affine maps, at least, where the rate of the user is that of an optimiser of Adam's kind.
-_MAP_RATE = 5e-3
+_MAP_RATE = 1e-2
 _HALF = (torch.float16, torch.bfloat16)
 
 _numbering = itertools.count()

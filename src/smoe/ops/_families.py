@@ -18,6 +18,8 @@ _MASK = 0xFFFFFFFF
 _PLACE_FACTOR = 0x9E3779B9
 _FACTORS = (0x7FEB352D, 0x846CA68B)
 _INVERSES = tuple(pow(factor, -1, 1 << 32) for factor in _FACTORS)
+# Difference of two scores, over the temperature, above which the gradient takes it for this; in exponential.h, too.
+LARGEST_GAP = 4.0
 # Standard deviation of the sum of four bytes.
 BYTES_STD = math.sqrt(4 * (256**2 - 1) / 12)
 
@@ -300,7 +302,9 @@ _relative_gradient = register_operator(
 def _of_softmax(
     logits: torch.Tensor, products: torch.Tensor, temperature: float, places: torch.Tensor | None
 ) -> torch.Tensor:
-    probability = logits.softmax(dim=1)
+    # A score far below the highest of its family still receives a gradient; -inf is no member of it.
+    lowest = logits.detach().amax(dim=1, keepdim=True) - LARGEST_GAP
+    probability = torch.where(logits > -torch.inf, logits.maximum(lowest), logits).softmax(dim=1)
     mean = (probability * products).sum(dim=1, keepdim=True)
     gradient = ((products - mean) * probability / temperature).flatten(0, 1)
     return (gradient if places is None else gradient[places])[None]

@@ -130,11 +130,11 @@ def train_maps(rates: list[float], wrap: Any = None, *, apart: bool = False, cop
     net = make_net()
     maps = [each for name, each in net.named_parameters() if name.endswith(("scale", "offset"))]
     others = [each for each in net.parameters() if not any(each is other for other in maps)]
-    groups: list[Any] = [{"params": maps, "weight_decay": 0.6 if apart else 3.0}, {"params": others}]
+    groups: list[Any] = [{"params": maps, "weight_decay": 0.3 if apart else 3.0}, {"params": others}]
     inner = torch.optim.AdamW(groups, 1e-3, weight_decay=3.0)
     optimizer = inner if wrap is None else wrap(inner)
     for step, rate in enumerate(rates):
-        for group, factor in zip(inner.param_groups, (5.0 if apart else 1.0, 1.0), strict=True):
+        for group, factor in zip(inner.param_groups, (10.0 if apart else 1.0, 1.0), strict=True):
             group["lr"] = rate * factor
         if copied:
             state, optimizer = optimizer.state_dict(), torch.optim.AdamW(groups, 1e-3)
@@ -145,7 +145,7 @@ def train_maps(rates: list[float], wrap: Any = None, *, apart: bool = False, cop
 
 
 @pytest.mark.parametrize("options", [{}, {"wrap": Calling}, {"copied": True}], ids=str)
-def test_local_affine_maps_have_a_rate_of_at_least_0_005(options: dict[str, Any]) -> None:
+def test_local_affine_maps_have_a_rate_of_at_least_0_01(options: dict[str, Any]) -> None:
     """Beside Adam at a rate of 0.001; in proportion where a schedule lowers it, and weight decay as it is."""
     rates = [1e-3, 1e-3, 2e-4, 1e-4]
     net, expected = train_maps(rates, **options), train_maps(rates, apart=True)
@@ -156,7 +156,7 @@ def test_local_affine_maps_follow_high_rates_other_optimisers_and_requires_grad(
     for make, size in (
         (lambda p: torch.optim.Adam(p, 0.02), 0.02),
         (lambda p: torch.optim.SGD(p, 1e-3), None),
-        (lambda p: torch.optim.Adam(p, torch.tensor(1e-3)), 5e-3),
+        (lambda p: torch.optim.Adam(p, torch.tensor(1e-3)), 1e-2),
     ):
         net = make_net()
         offset = net[0]._affine.offset
