@@ -1,10 +1,15 @@
 """Files that a kill at any moment leaves whole, locks that end with their process, folders that do not outlive it.
 
+Whether data files are whole: the libraries that read them take lost values for fill values, or skip them.
+
 What another user left under the same name is neither opened nor removed: no link is followed, and nothing is truncated.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import os
 import shutil
 import socket
@@ -12,11 +17,15 @@ import stat
 import tempfile
 import warnings
 import weakref
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from math import prod
 from pathlib import Path
-from typing import BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
+
+from smoe.errors import DataError
 
 Item = TypeVar("Item")
 Block = TypeVar("Block")
@@ -187,3 +196,253 @@ def _open_own(path: Path) -> int:
 def _is_own(status: os.stat_result, kind: int) -> bool:
     has_one_name = kind != stat.S_IFREG or status.st_nlink <= 1
     return stat.S_IFMT(status.st_mode) == kind and status.st_uid == os.geteuid() and has_one_name
+
+
+_REMEDY = "copy or download it again"
+_MOST_CHUNKS = 10_000_000
+
+
+def check_grib_file(path: Path) -> None:
+    """Refuses a file that is cut off inside a message, which ecCodes skips.
+
+    A file that is cut off between two messages is a shorter file, and is not noticed.
+    """
+    size, place = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while place < size:
+            file.seek(place)
+            header = file.read(16)
+            if not header.startswith(b"GRIB"):
+                # Between messages there may be headers of telecommunication, which are longer; padding is zeros.
+                if size - place >= 16 or not any(header):
+                    return
+                length = size
+            elif header[7:8] == b"\x02" and len(header) == 16:
+                length = int.from_bytes(header[8:], "big")
+            else:
+                length = int.from_bytes(header[4:7], "big")
+                # Messages of edition 1 of more than 8 MB have another count of bytes, which depends on their sections.
+                if header[7:8] != b"\x01" or length >= 0x800000:
+                    return
+            file.seek(max(0, place + length - 4))
+            if place + length > size or file.read(4) != b"7777":
+                raise DataError(
+                    f"{path} is damaged or incomplete: the message at byte {place} does not end within its {size} "
+                    f"bytes; {_REMEDY}"
+                )
+            place += length
+
+
+def check_netcdf_file(path: Path) -> None:
+    """Refuses what is no NetCDF file, and a classic file (CDF-1, 2 or 5) that is shorter than its header says.
+
+    The length of NetCDF-4 is compared by HDF5 itself. Call it before anything else opens the file.
+    """
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file, but a pipe, device or folder")
+    length = path.stat().st_size
+    if length == 0:
+        raise DataError(f"{path} is empty; {_REMEDY}")
+    with path.open("rb") as file:
+        start = file.read(8)
+        if start == b"\x89HDF\r\n\x1a\n":
+            return
+        if start[:3] != b"CDF" or start[3:4] not in (b"\x01", b"\x02", b"\x05"):
+            raise DataError(f"{path} is not a NetCDF file: it begins with {start!r}; {_REMEDY}")
+        file.seek(4)
+        try:
+            expected = _classic_length(file, start[3], length)
+        except EOFError:
+            raise DataError(f"{path} ends inside its header after {length} bytes; {_REMEDY}") from None
+        except (IndexError, ValueError) as error:
+            raise DataError(f"{path}: its header is damaged ({error}); {_REMEDY}") from None
+    if expected is None:
+        raise DataError(f"{path}: it was written as a stream, without the number of its records; copy it by nccopy")
+    if length < expected:
+        raise DataError(f"{path} is truncated: its header declares {expected} bytes, it has {length}; {_REMEDY}")
+
+
+def _classic_length(file: BinaryIO, version: int, length: int) -> int | None:
+    """The length by the file format specification: records, dimensions, attributes, variables with their offsets.
+
+    Numbers are big-endian; CDF-5 counts and sizes have 8 bytes, CDF-2 and 5 offsets have 8.
+    """
+
+    def number(is_long: bool) -> int:
+        data = file.read(8 if is_long else 4)
+        if len(data) < (8 if is_long else 4):
+            raise EOFError
+        return int.from_bytes(data, "big")
+
+    def count() -> int:
+        return number(version == 5)
+
+    def skip(num_bytes: int) -> None:
+        # Padded to four bytes. Beyond the end of the file, seek would not complain.
+        if (target := file.tell() + num_bytes + (-num_bytes) % 4) > length:
+            raise EOFError
+        file.seek(target)
+
+    def entries(tag: int) -> Iterator[None]:
+        found, size = number(False), count()
+        if found not in (0, tag) or (found == 0 and size != 0):
+            raise ValueError(f"list tag {found} with {size} entries where {tag} belongs")
+        for _ in range(size):
+            skip(count())  # the name
+            yield
+
+    def type_size() -> int:
+        kind = number(False)
+        if kind not in range(1, 12):
+            raise ValueError(f"no type has the number {kind}")
+        # byte, char, short, int, float, double, then the unsigned and 64-bit ones of CDF-5.
+        return (1, 1, 2, 4, 4, 8, 1, 2, 4, 8, 8)[kind - 1]
+
+    def skip_attributes() -> None:
+        for _ in entries(12):
+            skip(type_size() * count())
+
+    num_records = count()
+    dimensions = [count() for _ in entries(10)]
+    skip_attributes()
+    ends, records = [0], []
+    for _ in entries(11):
+        lengths = [dimensions[count()] for _ in range(count())]
+        skip_attributes()
+        size = type_size()
+        count()  # vsize, which cannot hold large sizes in CDF-1 and 2; the dimensions say it exactly
+        begin = number(version != 1)
+        # The record dimension has length 0 and comes first.
+        if lengths and lengths[0] == 0:
+            records.append((begin, size * prod(lengths[1:])))
+        else:
+            ends.append(begin + size * prod(lengths))
+    if records and num_records == (2**64 - 1 if version == 5 else 2**32 - 1):
+        return None
+    # Records of all variables follow each other, each padded to four bytes, unless there is one such variable only.
+    sizes = [size for _, size in records]
+    stride = sizes[0] if len(sizes) == 1 else sum(size + (-size) % 4 for size in sizes)
+    ends += [begin + (num_records - 1) * stride + size for begin, size in records if num_records]
+    # The padding after the very last value may be missing; the values may not.
+    return max(file.tell(), *ends)
+
+
+def check_zarr_store(path: Path, group: str = "") -> tuple[Any, bool]:
+    """Checks the coordinates of a group and all its arrays of two dimensions or more; whether it is consolidated."""
+    import zarr
+    from zarr.storage import ZipStore
+
+    store: Any = path if path.is_dir() else ZipStore(path, mode="r")
+    arrays = dict(zarr.open_group(store, path=group, mode="r").arrays())
+    files = _StoreFiles(path, group)
+    for name, array in arrays.items():
+        _check_coordinate(files, name, array)
+    for name, array in arrays.items():
+        if len(array.shape) >= 2:
+            _check_array(files, name, array)
+    return store, files.is_consolidated()
+
+
+class _StoreFiles:
+    """Files of a group in a folder or a zip file."""
+
+    def __init__(self, path: Path, group: str = "") -> None:
+        self.path, self._prefix = path, f"{group.strip('/')}/".lstrip("/")
+        self._zip = None if path.is_dir() else zipfile.ZipFile(path)
+
+    def size(self, key: str) -> int:
+        with suppress(KeyError, FileNotFoundError, NotADirectoryError):
+            if self._zip is None:
+                return (self.path / self._prefix / key).stat().st_size
+            return self._zip.getinfo(self._prefix + key).file_size
+        return 0
+
+    def open(self, key: str) -> Any:
+        if self._zip is None:
+            return (self.path / self._prefix / key).open("rb")
+        return self._zip.open(self._prefix + key)
+
+    def is_consolidated(self) -> bool:
+        with suppress(OSError, ValueError):
+            return "consolidated_metadata" in json.loads((self.path / "zarr.json").read_text())
+        return self._zip is None and (self.path / ".zmetadata").exists()
+
+
+def _check_coordinate(files: _StoreFiles, name: str, array: Any) -> None:
+    """Refuses words of CF that are no texts, and a coordinate that lacks a chunk.
+
+    The values of a coordinate differ: a writer that leaves out chunks of fill values leaves out one of a single value
+    at most.
+    """
+    for word in ("standard_name", "axis", "units", "calendar", "grid_mapping", "bounds", "coordinates", "cf_role"):
+        if not isinstance(value := array.attrs.get(word, ""), str):
+            raise DataError(f"{files.path}: the attribute {word} of {name} must be a text, got {str(value)[:100]}")
+    # Version 2 of the format has no names of dimensions; xarray keeps them in an attribute.
+    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS", ())
+    if isinstance(names, (list, tuple)) and tuple(names) == (name,):
+        (length,), (chunk,) = array.shape, array.shards or array.chunks
+        for number in range(-(-length // chunk)):
+            key = f"{name}/{array.metadata.encode_chunk_key((number,))}"
+            if min(chunk, length - number * chunk) > 1 and not files.size(key):
+                raise DataError(f"{files.path}: the coordinate {name} lacks the chunk {key}; copy it again")
+
+
+def _check_array(files: _StoreFiles, name: str, array: Any) -> None:
+    """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is.
+
+    The library reads such a chunk as fill values. It was lost, or held fill values only and the writer left it out,
+    which is the default of Zarr 3 (`write_empty_chunks=False`); nothing in the store tells one from the other. But all
+    chunks of a place, along the first axis, may be missing, if missing values are NaN: land in a field of the sea.
+    """
+    outer = tuple(array.shards or array.chunks)
+    counts = [-(-length // chunk) for length, chunk in zip(array.shape, outer, strict=True)]
+    if prod(counts) > _MOST_CHUNKS:
+        raise DataError(f"{files.path}: {name} claims {prod(counts):,} chunks; its metadata are damaged, copy it again")
+
+    keys = {
+        position: f"{name}/{array.metadata.encode_chunk_key(position)}"
+        for position in itertools.product(*map(range, counts))
+    }
+    written = {position for position, key in keys.items() if files.size(key)}
+    # A place of a single chunk may have been lost, and so may all places.
+    is_nan = array.fill_value is not None and array.fill_value != array.fill_value
+    may_have_mask = is_nan and array.shards is None and len(counts) >= 3 and counts[0] > 1 and written
+    places = {position[1:] for position in written if may_have_mask}
+    lost: list[str] = []
+    for position, key in keys.items():
+        if position in written:
+            absent = [] if array.shards is None else _absent_in_shard(array, files, key, position)
+            lost += [f"{key} inner chunk {inner}" for inner in absent]
+        elif not may_have_mask or position[1:] in places:
+            lost.append(key)
+    if lost:
+        raise DataError(
+            f"{files.path}: {name} lacks {len(lost)} chunks of its {prod(counts)} chunk files, the first {lost[0]}, "
+            "which would read as fill values; copy the store again, or, if its writer left out chunks of fill values, "
+            "write it with write_empty_chunks=True"
+        )
+
+
+def _absent_in_shard(array: Any, files: _StoreFiles, key: str, position: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Inner chunks that a shard does not hold. What lies beyond the array was never written."""
+    import numpy as np
+
+    codec = array.metadata.codecs[0]
+    per_axis = [shard // chunk for shard, chunk in zip(array.shards, array.chunks, strict=True)]
+    # A shard ends (or begins) with an index: offset and length of every inner chunk, 16 bytes each, then a checksum.
+    num_bytes = 16 * prod(per_axis)
+    with files.open(key) as file:
+        if codec.index_location.value != "start":
+            file.seek(-num_bytes - 4 * (len(codec.index_codecs) - 1), os.SEEK_END)
+        index = np.frombuffer(file.read(num_bytes), "<u8").reshape(*per_axis, 2)
+    inside = [
+        slice(0, -(-(length - place * shard) // chunk))
+        for length, place, shard, chunk in zip(array.shape, position, array.shards, array.chunks, strict=True)
+    ]
+    absent = (index[*inside] == 2**64 - 1).all(axis=-1)
+    return [tuple(int(number) for number in place) for place in np.argwhere(absent)]
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """SHA-256 of plain values; floats count with all their digits."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

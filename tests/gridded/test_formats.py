@@ -21,7 +21,7 @@ import xarray as xr
 import smoe
 from ens10_files import GRID, STARTS, member_fields, write_grib
 from gridded_files import regional
-from smoe._integrity import check_netcdf_file
+from smoe._files import check_netcdf_file
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
 from smoe.gridded._source import FieldSource, load_arrays

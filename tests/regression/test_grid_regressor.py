@@ -15,7 +15,7 @@ from torch import nn
 
 import smoe
 from gridded_files import cosines, regional, times
-from smoe._integrity import checksum
+from smoe._files import checksum
 from smoe.errors import DataError
 from smoe.regression._options import RegressorOptions
 from smoe.regression._preparation import Statistics

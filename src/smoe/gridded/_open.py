@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smoe._integrity import check_grib_file, check_netcdf_file, check_zarr_store
+from smoe._files import check_grib_file, check_netcdf_file, check_zarr_store
 from smoe.errors import DataError, SmoeError, missing_package, naming_extras
 from smoe.gridded._axes import are_same_units, has_leads, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names

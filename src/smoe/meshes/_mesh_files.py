@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 
-from smoe._integrity import check_netcdf_file, check_zarr_store
+from smoe._files import check_netcdf_file, check_zarr_store
 from smoe.errors import DataError, naming_extras
 from smoe.meshes._mesh import (
     DESCRIPTION,

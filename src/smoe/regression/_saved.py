@@ -9,14 +9,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from smoe._files import FileLock, LockedError, reason_not_to_write, write_atomically
-from smoe._integrity import checksum
+from smoe._files import FileLock, LockedError, checksum, reason_not_to_write, write_atomically
 from smoe._plain import RecipeError, from_plain, to_plain
 from smoe.errors import DataError
 from smoe.meshes import mesh_arrays, mesh_from_files, mesh_words
@@ -25,9 +24,6 @@ from smoe.regression._ladder import num_channels
 from smoe.regression._nets import count_shared_parameters, make_net, make_plain_net, wrap_own_net
 from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, RegressorOptions
 from smoe.version import __version__
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT, VERSION = "smoe-grid-regressor", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

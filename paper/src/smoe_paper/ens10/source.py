@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from smoe._integrity import check_grib_file
+from smoe._files import check_grib_file
 from smoe.errors import DataError
 from smoe.gridded import damage_as_data_error, import_cfgrib, open_netcdf
 from smoe_paper.atmosphere.fields import Grid, check_order, find_field, on_level, real_dates
