@@ -88,7 +88,9 @@ def __getattr__(name: str) -> object:
 
         with naming_extras(f"smoe.{name}"):
             return getattr(importlib.import_module(_HOMES.get(name, "smoe.nn")), name)
-    raise AttributeError(f"module 'smoe' has no attribute {name!r}")
+    from smoe.errors import suggest
+
+    raise AttributeError(f"module 'smoe' has no attribute {name!r}; {suggest(name, __all__)}")
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -266,6 +269,53 @@ def test_a_network_that_reads_weights_is_refused() -> None:
         smoe.convert(Normed(), example_input=X)
     smoe.convert(Normed(), example_input=X, check=False)
     smoe.convert(Normed(), example_input=X, names="second")
+
+
+class Uses(nn.Module):
+    def __init__(self, function: Callable[[nn.Conv2d, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(3, 4, 3, padding=1), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.conv, x)
+
+
+def test_networks_that_cannot_run_or_be_copied_say_why() -> None:
+    reads_bias = Uses(lambda conv, x: conv(x) - conv.bias[:, None, None])  # type: ignore[index]
+    with pytest.raises(ValueError, match=r"fails on the example, near conv, .* more of a convolution than its call"):
+        smoe.convert(reads_bias, example_input=X)
+    keeps = Uses(lambda conv, x: conv(x))
+    keeps.kept = keeps(X)
+    with pytest.raises(ValueError, match=r"the network cannot be copied: .*: convert it before it is used"):
+        smoe.convert(keeps, example_input=X)
+    with pytest.raises(TypeError, match="make_gate must return a gate, got NoneType for conv"):
+        smoe.convert(Uses(lambda conv, x: conv(x)), example_input=X, make_gate=lambda change: None)  # type: ignore[arg-type,return-value]
+
+
+def test_parts_in_inference_mode_and_outputs_near_zero_or_nan() -> None:
+    def without_gradients(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            y = conv(x + 1.0)
+        return y.clone()
+
+    smoe.convert(Uses(without_gradients), example_input=X)
+    # Below the smallest normal number, rounding errors are relative no more.
+    smoe.convert(Uses(lambda conv, x: 1e-40 * conv(x)), example_input=X)
+    broken = Uses(lambda conv, x: conv(x))
+    broken.conv.weight.data.fill_(math.nan)
+    smoe.convert(broken, example_input=X)
+
+
+def test_a_converted_network_is_loaded_in_two_lines(net: Net, tmp_path: Path) -> None:
+    trained = smoe.convert(net, example_input=X)
+    optimizer = torch.optim.Adam(trained.parameters(), lr=1e-2)
+    for _ in range(3):
+        trained(X).square().mean().backward()
+        optimizer.step()
+    torch.save(trained.state_dict(), tmp_path / "net.pt")
+    loaded = smoe.convert(Net(), example_input=X)
+    loaded.load_state_dict(torch.load(tmp_path / "net.pt"))
+    assert torch.equal(loaded.eval()(X), trained.eval()(X))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])

@@ -172,6 +172,45 @@ def test_lines_and_volumes_learn_on_at_another_resolution(num_axes: int) -> None
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in larger.parameters())
 
 
+@pytest.mark.parametrize("kind", ["table", "coordinates", "sphere"])
+def test_what_was_learned_on_one_grid_is_tuned_on_a_finer_one(kind: str) -> None:
+    """One half of the places doubles its input, on the finer grid three times, the other one turns its sign."""
+    torch.manual_seed(0)
+
+    def fields(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        grid = (12, size, size) if kind == "sphere" else (size, size)
+        x = torch.randn(16, 1, *grid)
+        return x, torch.where(torch.arange(size) < size // 2, x * (2.0 if size == 8 else 3.0), -x)
+
+    def losses(layer: nn.Module, size: int, num_steps: int) -> list[float]:
+        optimizer = torch.optim.AdamW(layer.parameters(), 5e-2)
+        found = []
+        for _ in range(num_steps):
+            x, target = fields(size)
+            loss = F.mse_loss(layer(x), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    options: dict[str, Any] = {"local_affine": False}
+    if kind == "coordinates":
+        places = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"), dim=-1)
+        options["embedding"] = smoe.nn.CoordinateEmbedding(8, places)
+    layer: nn.Module
+    if kind == "sphere":
+        layer = smoe.HEALPixMoE(1, 1, 1, nside=8, **options)
+        with pytest.raises(ValueError, match=r"got shape .* smoe\.interpolate_grids makes a layer for another nside"):
+            layer(fields(16)[0])
+    else:
+        layer = smoe.SpatialMoE2d(1, 1, 1, **{"spatial_shape": (8, 8), **options} if kind == "table" else options)
+    before = losses(layer, 8, 100)
+    finer = smoe.interpolate_grids(layer, example_input=fields(16)[0])
+    after = losses(finer, 16, 30)
+    assert before[-1] < 0.01 * before[0] and 0.4 < after[0] < 0.6 and after[-1] < 0.1
+
+
 def test_refusals() -> None:
     net = TwoGrids()
     with pytest.raises(ValueError, match=r"first needs the grid \(6, 6\) and second the grid \(4, 4\), but one field"):

@@ -55,6 +55,14 @@ def test_fx_takes_layers_as_leaves() -> None:
     torch.testing.assert_close(traced(X + 1.0), net(X + 1.0))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
+def test_scripts_are_refused_in_one_line() -> None:
+    with pytest.raises(TypeError, match=r"torch.jit.script cannot compile SpatialMoE2d: use torch.jit.trace"):
+        torch.jit.script(converted())
+    with pytest.raises(AttributeError, match="no attribute 'SpatialMOE2d'; did you mean 'SpatialMoE2d'"):
+        smoe.SpatialMOE2d  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_flops_are_counted() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1))
     counts = []

@@ -47,6 +47,8 @@ GRAPH_CONVOLUTIONS = ("GCNConv", "SAGEConv", "GraphConv")
 _NO_POSITIONS = "its input has no positions: it is not (B, *positions, C)"
 _NOT_NODES = "its rows are not the nodes"
 _NOT_REACHED = "no batch (B, C, *grid) of the example input reached it"
+_NOT_BATCH_FIRST = "its input is (positions, B, C): make the transformer with batch_first=True"
+_POOLED = "its nodes are those that a pooling chose"
 
 
 def is_graph_convolution(module: nn.Module) -> bool:
@@ -168,11 +170,17 @@ def is_weight_normed(module: nn.Module) -> bool:
 
 # What a graph convolution must be made with, by its name; other values compute something else.
 _PLAIN_GRAPH_OPTIONS: dict[str, dict[str, tuple[object, ...]]] = {
-    "GCNConv": {"improved": (False,), "add_self_loops": (True,), "normalize": (True,)},
+    "GCNConv": {"add_self_loops": (True,), "normalize": (True,)},
     "SAGEConv": {"normalize": (False,), "project": (False,)},
     "GraphConv": {},
 }
 _AGGREGATIONS = {"mean": "mean", "add": "sum", "sum": "sum"}
+
+
+def _aggregation(part: Any) -> Any:
+    if type(part).__name__ != "GCNConv":
+        return _AGGREGATIONS[part.aggr]
+    return "gcn_improved" if part.improved else "gcn"
 
 
 def _why_no_graph_layer(module: nn.Module) -> str | None:
@@ -211,7 +219,7 @@ def make_layer(
         layer = GraphMoE.from_experts(
             weight.shape[1] // (1 + root),
             *numbers,
-            aggregation="gcn" if name == "GCNConv" else _AGGREGATIONS[part.aggr],  # type: ignore[arg-type]
+            aggregation=_aggregation(part),
             root=root,
             **options,
         )
@@ -234,6 +242,7 @@ class Change:
     num_selected: int  # as many as the convolution has filters
     num_weights: int = 0  # of the convolution
     multiply_adds: tuple[int, int] = (0, 0)  # of a pass of the example, before and after
+    step_ms: tuple[float, float] = (0.0, 0.0)  # of a training step on one core, before and after
 
 
 @dataclass(frozen=True)
@@ -245,17 +254,25 @@ class ConversionPlan:
         left: For each convolution that stays, by name, the reason.
         num_parameters: Parameters of the network before.
         multiply_adds: Multiply-adds of all its convolutions and linear layers in a pass of the example, before.
+        step_ms: Expected milliseconds of a training step on one core, before.
     """
 
     changes: tuple[Change, ...] = ()
     left: dict[str, str] = field(default_factory=dict)
     num_parameters: int = 0
     multiply_adds: int = 0
+    step_ms: float = 0.0
 
     @property
     def share(self) -> float:
         """The share of the multiply-adds that belongs to layers that are converted, in [0, 1]."""
         return sum(change.multiply_adds[0] for change in self.changes) / max(self.multiply_adds, 1)
+
+    @property
+    def price(self) -> float:
+        """How many times as long a training step on one core is expected to take, by times of `smoe bench layer`."""
+        extra = sum(change.step_ms[1] - change.step_ms[0] for change in self.changes)
+        return 1.0 + extra / self.step_ms if self.step_ms else 1.0
 
     @property
     def reasons(self) -> str:
@@ -270,7 +287,8 @@ class ConversionPlan:
         return (
             f"{len(self.changes)} of {len(self.changes) + len(self.left)} layers, with {self.share:.0%} of the "
             f"multiply-adds; parameters {self.num_parameters:,} -> {self.num_parameters + new:,} without gates, "
-            f"multiply-adds of a forward pass {self.multiply_adds:,} -> {after:,}"
+            f"multiply-adds of a forward pass {self.multiply_adds:,} -> {after:,}; a training step is expected to take "
+            f"{self.price:.1f} times as long"
         )
 
     def __str__(self) -> str:
@@ -323,11 +341,15 @@ def plan_conversion(
         ValueError: If `num_experts` is neither a ratio nor a number of experts, or 1.0.
     """
     _check_model(model)
-    _check_example(example_input)
     _check_num_experts(num_experts)
+    if not (kernel_size is None or isinstance(kernel_size, (Integral, tuple, list))):
+        raise ValueError(f"kernel_size must be a number, one for each axis, or None for any, got {kernel_size!r}")
+    if not (names is None or isinstance(names, str)):
+        raise ValueError(f"names must be one pattern such as 'blocks.*', got {names!r}: a predicate can take several")
     calls = _find_calls(model, example_input)
     ties, parts = _find_ties(model), _find_parts_of_layers(model)
     inner = _parts_of_graph_convolutions(model)
+    pooled = _find_pooled(model, calls)
     changes: list[Change] = []
     left: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -336,6 +358,8 @@ def plan_conversion(
                 left[name] = f"{type(module).__name__} has no SMoE counterpart; linear=True takes its maps of nodes"
             elif isinstance(module, torch.jit.ScriptModule) and module.original_name.startswith("Conv"):
                 left[name] = "torch.jit has compiled it; convert the network before"
+            elif ".quantized." in type(module).__module__ and "scale" in vars(module):
+                left[name] = "it is quantised; convert the network before"
             continue
         num_filters = len(filters_of(module)[0]) if why_not_possible(module) is None else 1
         num_wanted = int(num_experts) if isinstance(num_experts, Integral) else round(num_experts * num_filters)
@@ -346,18 +370,26 @@ def plan_conversion(
             or _why_not_plain(module)
             or why_not_possible(module)
             or ties.get(module)
+            or pooled.get(module)
             or why_not_reached(call.grids)
             or _why_no_choice(num_wanted, num_filters, getattr(module, "groups", 1))
         )
         if reason is None:
             factor = 1.0 if is_by_kernels(module) else num_wanted / num_filters
             costs = (call.multiply_adds, round(factor * call.multiply_adds))
+            times = (call.step_ms(), call.step_ms(factor) + call.extra_ms(factor))
             weights = filters_of(module)[0].numel()
-            changes.append(Change(name, cast(Any, call.grids[0]), num_wanted, num_filters, weights, costs))
+            changes.append(Change(name, cast(Any, call.grids[0]), num_wanted, num_filters, weights, costs, times))
         else:
             left[name] = reason
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return ConversionPlan(tuple(changes), left, num_parameters, sum(call.multiply_adds for call in calls.values()))
+    # A normalisation or an activation takes about as long as a small convolution.
+    others = [module for module in model.modules() if not (any(module.children()) or is_convertible(module))]
+    idle = (nn.Identity, nn.modules.dropout._DropoutNd, RoutedLayer, SpatialGate)
+    step_ms = 0.25 * sum(not isinstance(module, idle) for module in others)
+    step_ms += sum(call.step_ms() for call in calls.values())
+    total = sum(call.multiply_adds for call in calls.values())
+    return ConversionPlan(tuple(changes), left, num_parameters, total, step_ms)
 
 
 def show_name(name: str) -> str:
@@ -377,10 +409,23 @@ def _is_other_graph_convolution(module: nn.Module) -> bool:
 
 @dataclass
 class _Calls:
-    """Output grids of a module, each once, or why a call has none; and the multiply-adds of all calls."""
+    """Output grids of a module, each once, or why a call has none; and what all calls cost."""
 
     grids: list[tuple[int, ...] | str] = field(default_factory=list)
+    num_calls: int = 0
+    num_outputs: int = 0
     multiply_adds: int = 0
+
+    # Times of the default layer and of nn.Conv2d in paper/results/bench/layer.md, as lines: those of a call, of an
+    # output, and of a multiply-add forward and backward.
+
+    def step_ms(self, candidates: float = 1.0) -> float:
+        """Expected time of a convolution in a training step, with some candidates of each filter."""
+        return self.num_calls * 0.35 + candidates * (4e-6 * self.num_outputs + 5.9e-8 * self.multiply_adds)
+
+    def extra_ms(self, candidates: float) -> float:
+        """Expected time that the layer in its place takes beyond that."""
+        return self.num_calls * 0.85 + candidates * 8e-6 * self.num_outputs + 3.5e-9 * self.multiply_adds
 
 
 def _find_calls(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module, _Calls]:
@@ -402,6 +447,8 @@ def _find_calls(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module
             pixels = output.numel() // len(weight)
             if is_transposed and args:
                 pixels = args[0].numel() // args[0].shape[1]
+            call.num_calls += 1
+            call.num_outputs += output.numel()
             call.multiply_adds += pixels * weight.numel()
 
     handles = [graph.register_forward_pre_hook(note_nodes, with_kwargs=True) for graph in set(graphs.values())]
@@ -412,6 +459,16 @@ def _find_calls(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module
         for handle in handles:
             handle.remove()
     return calls
+
+
+def _find_pooled(model: nn.Module, calls: Mapping[nn.Module, _Calls]) -> dict[nn.Module, str]:
+    """Modules on nodes that a pooling of torch_geometric chose, in each sample others; the reason to leave them."""
+    if not any(type(module).__module__.startswith("torch_geometric.nn.pool.") for module in model.modules()):
+        return {}
+    on_nodes = [*filter(is_graph_convolution, model.modules()), *linear_maps_of_nodes(model)]
+    grids = {module: calls[module].grids for module in on_nodes}
+    largest = max((grid for found in grids.values() for grid in found if not isinstance(grid, str)), default=())
+    return {module: _POOLED for module, found in grids.items() if any(grid != largest for grid in found)}
 
 
 def is_by_kernels(module: nn.Module) -> bool:
@@ -425,7 +482,10 @@ def is_by_kernels(module: nn.Module) -> bool:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Puts a model into evaluation mode; afterwards every module is in its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    try:
+        model.eval()
+    except NotImplementedError as error:
+        raise TypeError("model was exported, which fixes its layers: convert the network before") from error
     try:
         yield
     finally:
@@ -440,6 +500,7 @@ def run_example(
 
     The network is left in the mode it was in, and so are the example and the random number generators.
     """
+    _check_example(example_input)
     handles = [
         module.register_forward_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
         for module, hook in (hooks or {}).items()
@@ -449,7 +510,9 @@ def run_example(
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     try:
         # In evaluation mode, so that the running means of a batch normalisation stay as they are.
-        with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(list(devices)):
+        # Parts that torch.compile has compiled run as they are written, for the sake of the hooks.
+        eager = torch.compiler.set_stance("force_eager")
+        with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(list(devices)), eager:
             if isinstance(example, Mapping):
                 return model(**example)
             return model(*example) if isinstance(example, tuple) else model(example)
@@ -471,6 +534,9 @@ def _check_example(example_input: object) -> None:
     if isinstance(example_input, (tuple, list)) and example_input and all(isinstance(n, int) for n in example_input):
         shape = tuple(example_input)
         raise TypeError(f"example_input must be what the network takes, got the shape {shape}: give torch.zeros{shape}")
+    kind = type(example_input)
+    if example_input is None or kind.__module__ == "numpy":
+        raise TypeError(f"example_input must be a tensor, or a tuple or dictionary of arguments, got {kind.__name__}")
 
 
 def _check_num_experts(num_experts: float) -> None:
@@ -508,16 +574,21 @@ def _place(parameter: nn.Parameter) -> int:
 
 
 def _find_parts_of_layers(model: nn.Module) -> dict[nn.Module, str]:
-    """Modules inside SMoE layers and gates."""
+    """Modules inside SMoE layers and gates, and of transformers whose first axis is not the batch."""
     layers = [
         (name, module) for name, module in model.named_modules() if isinstance(module, (RoutedLayer, SpatialGate))
     ]
-    return {
+    reasons = {
         part: f"it is part of {show_name(name)}, a {type(layer).__name__}"
         for name, layer in reversed(layers)
         for part in layer.modules()
         if part is not layer
     }
+    for block in model.modules():
+        is_block = isinstance(block, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer))
+        if is_block and not block.self_attn.batch_first:
+            reasons.update(dict.fromkeys(block.modules(), _NOT_BATCH_FIRST))
+    return reasons
 
 
 def _why_not_asked(
@@ -549,18 +620,27 @@ def _why_not_plain(module: nn.Module) -> str | None:
         return "its parameters are parametrised; torch.nn.utils.parametrize.remove_parametrizations makes them plain"
     kinds: list[type[nn.Module]] = [kind for kind in (*GRID_CONVOLUTIONS, nn.Linear) if isinstance(module, kind)]
     if any(getattr(type(module), name, None) is not getattr(kinds[0], name, None) for name in _METHODS if kinds):
-        return f"{type(module).__name__} has a forward of its own and may do more than a {kinds[0].__name__}"
+        kind = type(module)
+        name = kind.__name__ if kind.__name__ != kinds[0].__name__ else f"{kind.__module__}.{kind.__name__}"
+        return f"{name} has a forward of its own and may do more than a {kinds[0].__name__}"
     if "forward" in vars(module):
         return "its forward was replaced"
     # Weight normalisation and pruning of the older kind are hooks too.
     if any(map(_has_hooks, module.modules())):
         return "it has hooks, as weight normalisation and pruning of the older kind have; remove them before"
+    if any(map(_has_hooks, module.parameters())):
+        return "its parameters have hooks, which the experts would not have; remove them before"
+    own = {name for name in (*module._parameters, *module._buffers, *module._modules) if name not in ("weight", "bias")}
+    if kinds and own - {"parametrizations"}:
+        return f"it holds {', '.join(sorted(own))} besides its filters"
     return None
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether hooks change what a module computes; torch_geometric has kinds of its own."""
-    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and "state_dict" not in name)
+def _has_hooks(part: nn.Module | nn.Parameter) -> bool:
+    """Whether hooks change what a module computes, of which torch_geometric has own kinds, or a gradient."""
+    if isinstance(part, nn.Parameter):
+        return bool(part._backward_hooks or part._post_accumulate_grad_hooks)  # type: ignore[attr-defined]
+    return any(hooks for name, hooks in vars(part).items() if name.endswith("_hooks") and "state_dict" not in name)
 
 
 def _why_no_choice(num_experts: int, num_filters: int, groups: int) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeGuard, cast, get_args
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from smoe.nn._conversion_plan import (
     Change,
@@ -124,13 +124,21 @@ def convert(
     if start is None:
         start = "filters" if order == "families" and make_gate is None else "random"
     is_factorised = order == "families" and default_order(rule) == "families"
-    converted = copy.deepcopy(model)
+    try:
+        converted = copy.deepcopy(model)
+    except Exception as error:
+        raise ValueError(
+            f"the network cannot be copied: {_first_line(error)}; it may keep what it computed: convert it before it "
+            "is used"
+        ) from error
     tables: dict[object, TensorGate] = {}
     embeddings: dict[object, PixelEmbedding] = {}
 
     def new_gate(change: Change, weight: torch.Tensor) -> SpatialGate:
         if make_gate is not None:
             gate = make_gate(change)
+            if not isinstance(gate, SpatialGate):
+                raise TypeError(f"make_gate must return a gate, got {type(gate).__name__} for {show_name(change.name)}")
             if start == "filters" and gate.order != "families":
                 raise ValueError(f"start='filters' needs gates of the order 'families', make_gate gave {gate.order!r}")
             return gate.to(weight.device, weight.dtype)
@@ -272,7 +280,14 @@ def _check_result(
         return found
 
     expected = run_example(model, example_input, hooks(model)) if is_same else None
-    output = run_example(converted, example_input, hooks(converted))
+    try:
+        output = run_example(converted, example_input, hooks(converted))
+    except Exception as error:
+        last = show_name(sizes[converted][-1][0] if sizes[converted] else changes[0].name)
+        raise ValueError(
+            f"the converted network fails on the example, near {last}, where the network runs: {_first_line(error)}; "
+            "it may use more of a convolution than its call, such as its weights; leave that out by `predicate`"
+        ) from error
     reached = {name for name, _ in sizes[converted]}
     missed = [show_name(change.name) for change in changes if change.name not in reached]
     if missed:
@@ -287,7 +302,7 @@ def _check_result(
             continue
         difference, size = _compare(old, new)
         # What follows may enlarge the rounding errors of a layer.
-        if difference <= max(math.sqrt(_rounding(old)), 100.0 * max(differences)) * size:
+        if difference <= max(math.sqrt(_rounding(old)), 100.0 * max(differences)) * size + torch.finfo(old.dtype).tiny:
             continue
         calls = zip(sizes[model], sizes[converted], strict=False)
         name = next((was[0] for was, now in calls if not math.isclose(was[1], now[1], rel_tol=1e-3)), changes[-1].name)
@@ -304,22 +319,32 @@ def _check_layer(name: str, new: FilterBank, old: nn.Module, args: Any, kwargs: 
     largest = max((float(part.abs().max()) for part in (*args, *kwargs.values()) if _is_comparable(part)), default=0.0)
     # A sum that nearly cancels has the rounding errors of its parts.
     noise = 0.0 if weight.is_meta else largest * float(weight.flatten(1).abs().sum(dim=1).max())
-    # A copy, because a pass in training leaves traces.
-    layer = copy.deepcopy(new)
+    noise = math.inf if math.isnan(noise) else noise
+    # Not in inference mode, in which a network may call its layers: nothing of it can be differentiated.
+    with torch.inference_mode(mode=False):
+        layer = copy.deepcopy(new)  # a copy, because a pass in training leaves traces
+        args = tree_map_only(torch.Tensor, lambda part: part.clone() if part.is_inference() else part, args)
     worst = 0.0
     # In training, rules without families may try experts of other filters.
     for is_training in (False, True) if new.gate.order == "families" else (False,):
-        with torch.set_grad_enabled(is_training), torch.random.fork_rng([weight.device] if weight.is_cuda else []):
+        no_inference = torch.inference_mode(mode=False)
+        devices = [weight.device] if weight.is_cuda else []
+        with no_inference, torch.set_grad_enabled(is_training), torch.random.fork_rng(devices):
             found = layer.train(is_training)(*args, **kwargs).detach()
         difference, size = _compare(expected, found)
         eps = _rounding(expected)
-        if not difference <= math.sqrt(eps) * size + 16.0 * min(eps, 2.0**-11) * noise:
+        allowed = math.sqrt(eps) * size + 16.0 * min(eps, 2.0**-11) * noise + torch.finfo(expected.dtype).tiny
+        if not difference <= allowed:
             raise ValueError(
                 f"{show_name(name)}, as a {type(new).__name__}, computes something else than the {type(old).__name__}: "
                 f"outputs as large as {size:.3g} differ by {difference:.3g}; leave it out by `predicate`"
             )
         worst = max(worst, difference / (size or 1.0))
     return worst
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _is_comparable(part: object) -> TypeGuard[torch.Tensor]:

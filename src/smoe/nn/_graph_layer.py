@@ -121,7 +121,7 @@ class Neighbourhood:
         return kept
 
     def _all_edges(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
-        return with_all_self_loops(edge_index, num_nodes) if self.aggregation == "gcn" else edge_index
+        return with_all_self_loops(edge_index, num_nodes) if self.aggregation.startswith("gcn") else edge_index
 
     def _factors(
         self,
@@ -131,11 +131,13 @@ class Neighbourhood:
         num_nodes: int,
         dtype: torch.dtype,
     ) -> torch.Tensor:
+        # torch_geometric counts self loops of edges without weights once.
+        added = 2.0 if self.aggregation == "gcn_improved" and weight is not None else 1.0
         if weight is None:
             weight = torch.ones(edge_index.shape[1], dtype=dtype, device=edge_index.device)
         weight = weight.to(dtype)
-        if self.aggregation == "gcn":
-            weight = one_self_loop_each(edge_index, weight, num_nodes)
+        if self.aggregation.startswith("gcn"):
+            weight = one_self_loop_each(edge_index, weight, num_nodes, added)
         return edge_factors(all_edges, weight, num_nodes, self.aggregation)[None]
 
 
@@ -166,7 +168,8 @@ class GraphMoE(FilterBank):
         out_channels: Number of outputs of a node.
         num_nodes: N, the number of nodes; not needed with a gate that was made for them.
         aggregation: What divides the sums: nothing (`sum`), the number of edges into the node (`mean`), or the roots of
-            the degrees of both ends, with one self loop at every node (`gcn`).
+            the degrees of both ends, with one self loop at every node (`gcn`), or one that counts twice
+            among edges with weights (`gcn_improved`).
         edge_dim: D, the number of columns of `edge_attr`.
         root: Whether the experts see the features of the node itself apart from the sums.
         coordinates: Coordinates of the nodes `(N, D)`. Their hash is saved with the gate, and a gate that was saved
@@ -300,11 +303,14 @@ class GraphMoE(FilterBank):
         if node_id is not None:
             self._check_node_id(node_id, x.shape[-2])
         elif x.ndim == 3 and x.shape[1] != N:
-            raise ValueError(f"the layer was made for {N} nodes, got {x.shape[1]}; for a part of them give node_id")
+            raise ValueError(
+                f"the layer was made for {N} nodes, got {x.shape[1]}; for a part of them give node_id, for another "
+                "mesh a gate by smoe.transfer_gate"
+            )
         elif x.ndim == 2 and x.shape[0] % N:
             raise ValueError(
                 f"x has {len(x)} nodes, no multiple of the {N} that the layer was made for; for a part of them give "
-                "node_id"
+                "node_id, for another mesh a gate by smoe.transfer_gate"
             )
 
     def _check_node_id(self, node_id: torch.Tensor, num_given: int) -> None:

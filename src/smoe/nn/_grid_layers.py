@@ -275,6 +275,7 @@ class GridMoE(FilterBank):
         num_axes = len(self._axes)
         kernel, conv, is_served = self._conv_options(*geometry)
         groups, transposed = conv.groups, conv.output_padding is not None
+        check_positive(in_channels=in_channels)
         if in_channels % groups or num_selected % groups:
             channels = f"{in_channels} inputs and {num_selected} outputs"
             raise ValueError(f"groups must divide the channels, got {groups} groups of {channels}")

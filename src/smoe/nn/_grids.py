@@ -7,6 +7,7 @@ The published recipe trains on crops of 176 pixels and evaluates at 224: gates a
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
@@ -14,10 +15,12 @@ import torch
 from torch import nn
 
 from smoe.nn._conversion_plan import ExampleInput, run_example, show_name
+from smoe.nn._filter_bank import FilterBank
 from smoe.nn._fixed_gates import FixedGate
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, TensorGate
 from smoe.nn._grid_layers import GridMoE, TokenMoE
+from smoe.nn._healpix_layer import HEALPixMoE
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import NodeOrder, node_order_of
 from smoe.nn._places import CoordinateEmbedding
@@ -36,8 +39,9 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
     `resize_grid(grid, resize)`, where `resize(field)` interpolates a parameter `(..., *spatial_shape)`. The experts of
     a pixel are then selected by its interpolated scores, so there are as many distinct ones as before; with `nearest`,
     each pixel has those of the nearest pixel of the old grid, in their order. An axis that the layer's padding wraps is
-    interpolated around. Layers whose grid is the same are left as they are. Parameters of the copy are new and need an
-    optimiser of their own.
+    interpolated around, and each face of a HEALPix sphere by itself; nodes of a graph have no grid, and
+    `smoe.transfer_gate` moves their gates. Layers whose grid is the same are left as they are. Parameters of the copy
+    are new and need an optimiser of their own.
 
     Args:
         model: Network to adapt; it is not changed.
@@ -102,7 +106,10 @@ def _grid_of(layer: Any, input: torch.Tensor, name: str) -> tuple[int, ...]:
         raise ValueError(f"the positions of {name} are no grid to interpolate on: convert the network for its sequence")
     if isinstance(layer, GridMoE) and not isinstance(layer, TokenMoE):
         return layer._output_grid(input if input.ndim == layer.weight.ndim else input.unsqueeze(0))
-    if isinstance(layer, RoutedLayer):  # on a sphere or a graph, whose layers refuse what does not fit
+    if isinstance(layer, HEALPixMoE):
+        nside = math.isqrt(input.shape[2:].numel() // 12)
+        return (12, nside, nside)
+    if isinstance(layer, RoutedLayer):  # on a graph, whose layers refuse what does not fit
         return layer.gate.spatial_shape or ()
     return output_grid(input.shape[-2], input.shape[-1], layer.stride)
 
@@ -129,8 +136,10 @@ def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -
             layer.resize_grid(grid, resize)
         return
     _resize_gate(layer.gate, grid, resize, name)
+    if isinstance(layer, HEALPixMoE):
+        layer._note_nside(grid[-1])
     layer._forget_input()
-    affine = layer._affine if isinstance(layer, GridMoE) else None
+    affine = layer._affine if isinstance(layer, FilterBank) else None
     if affine is not None and tuple(affine.scale.shape[1:]) != grid:
         affine.scale, affine.offset = resize(affine.scale), resize(affine.offset)
 

@@ -115,9 +115,13 @@ class HEALPixMoE(FilterBank):
         kernel = (kernel_size, kernel_size)
         self._init_bank(in_channels, num_experts, num_selected, kernel, (12, nside, nside), **options)
         check_axes(self, 3)
-        self.nside = nside
         self.pixel_order: HEALPixOrder = pixel_order
         self.kernel_size = kernel
+        self._note_nside(nside)
+
+    def _note_nside(self, nside: int) -> None:
+        self.nside = nside
+        pixel_order = self.pixel_order
         pixels = face_pixels(nside, pixel_order).to(self.weight.device)
         self.register_buffer("pixels", pixels, persistent=False)
         self.register_buffer("inverse", pixels.argsort(), persistent=False)
@@ -137,7 +141,8 @@ class HEALPixMoE(FilterBank):
             return super().forward(input)
         if input.ndim != 3 or tuple(input.shape[1:]) != (C, num_pixels):
             raise ValueError(
-                f"input must be (B, {C}, 12, {n}, {n}) or (B, {C}, {num_pixels}), got shape {tuple(input.shape)}"
+                f"input must be (B, {C}, 12, {n}, {n}) or (B, {C}, {num_pixels}), got shape {tuple(input.shape)}; "
+                "smoe.interpolate_grids makes a layer for another nside"
             )
         faces = permute_pixels(input, self.pixels, self.inverse).unflatten(2, (12, n, n))
         return permute_pixels(super().forward(faces).flatten(2), self.inverse, self.pixels)

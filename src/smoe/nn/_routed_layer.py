@@ -288,6 +288,9 @@ class RoutedLayer(nn.Module, ABC):
         selected = self._select(source, routing.indices)
         return weigh(selected, routing.weights.detach(), self._expert_channels) if self._weighted else selected
 
+    def __prepare_scriptable__(self) -> Self:
+        raise TypeError(f"torch.jit.script cannot compile {type(self).__name__}: use torch.jit.trace or torch.export")
+
     def _check_input(self, input: torch.Tensor) -> None:
         """Refuses an input that the layer cannot work on.
 

@@ -41,7 +41,7 @@ def edge_directions(coordinates: torch.Tensor, edge_index: torch.Tensor, *, on_s
     return torch.stack([(steps * east).sum(dim=1), (steps * north).sum(dim=1)], dim=1) / length
 
 
-Aggregation = Literal["mean", "sum", "gcn"]
+Aggregation = Literal["mean", "sum", "gcn", "gcn_improved"]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 # Odd constants with bits spread evenly, as hash functions use them.
@@ -85,15 +85,17 @@ def with_all_self_loops(edge_index: torch.Tensor, num_nodes: int) -> torch.Tenso
     return torch.cat([edge_index, torch.arange(num_nodes, device=edge_index.device).expand(2, -1)], dim=1)
 
 
-def one_self_loop_each(edge_index: torch.Tensor, weight: torch.Tensor, num_nodes: int) -> torch.Tensor:
+def one_self_loop_each(
+    edge_index: torch.Tensor, weight: torch.Tensor, num_nodes: int, added: float = 1.0
+) -> torch.Tensor:
     """Weights `(M + N,)` of the edges of `with_all_self_loops` by which each node has one self loop.
 
-    That is the last one given, as in torch_geometric, or the one that was added, of weight 1; all others weigh 0.
+    That is the last one given, as in torch_geometric, or the one that was added, of weight `added`; all others weigh 0.
     """
     source, target = edge_index
     last = _last_self_loop(edge_index, num_nodes)
     is_repeated = (source == target) & (last[target] != torch.arange(len(target), device=target.device))
-    return torch.cat([weight.masked_fill(is_repeated, 0.0), (last < 0).to(weight.dtype)])
+    return torch.cat([weight.masked_fill(is_repeated, 0.0), added * (last < 0).to(weight.dtype)])
 
 
 def edge_factors(

@@ -326,7 +326,7 @@ def test_autocast_and_batches_without_samples():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="give num_nodes"):
         GraphMoE.from_experts(C, X, E)
-    with pytest.raises(ValueError, match="aggregation must be one of mean, sum, gcn, got 'max'"):
+    with pytest.raises(ValueError, match="aggregation must be one of mean, sum, gcn, gcn_improved, got 'max'"):
         GraphMoE.from_experts(C, X, E, num_nodes=3, aggregation="max")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"needs a gate for \(nodes,\), got one for \(2, 3\)"):
         GraphMoE.from_experts(C, X, E, gate=smoe.TensorGate(X, E, (2, 3)))

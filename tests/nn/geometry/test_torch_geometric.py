@@ -10,7 +10,7 @@ import torch
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     geometric = pytest.importorskip("torch_geometric")
-    from torch_geometric.nn import GCN, GATConv, GCNConv, GraphConv, SAGEConv, Sequential
+    from torch_geometric.nn import GCN, GATConv, GCNConv, GraphConv, GraphUNet, SAGEConv, Sequential
 
 import smoe
 
@@ -101,7 +101,10 @@ ADJACENCY = torch.sparse_coo_tensor(EDGES, torch.ones(EDGES.shape[1]), (N, N), c
         (GraphConv(C, 3, aggr="mean"), (NODES, EDGES, WEIGHT), None),
         (GraphConv(-1, 3), (torch.randn(2, N, C), EDGES), None),
         (GCNConv(C, 3), (NODES, ADJACENCY), "its arguments are no tensors"),
-        (GCNConv(C, 3, improved=True), (NODES, EDGES), "its improved is True"),
+        (GCNConv(C, 3, improved=True), (NODES, EDGES), None),
+        (GCNConv(C, 3, improved=True), (NODES, EDGES, WEIGHT.abs()), None),
+        (GCNConv(C, 3, normalize=False), (NODES, EDGES), "its add_self_loops is False"),
+        (GraphUNet(C, 8, 3, 2), (NODES, EDGES), "down_convs.1: left, its nodes are those that a pooling chose"),
         (SAGEConv(C, 3), ((NODES, NODES), EDGES), "its arguments are no tensors"),
         (SAGEConv(C, 3), (NODES, EDGES, (N, N)), "it is given a size"),
         (SAGEConv(C, 3, aggr=["mean", "max"]), (NODES, EDGES), "it aggregates by"),
@@ -117,7 +120,10 @@ ADJACENCY = torch.sparse_coo_tensor(EDGES, torch.ones(EDGES.shape[1]), (N, N), c
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Converting sparse tensor to CSR")
 def test_what_a_plan_promises_is_done(net, example, reason):
     plan = smoe.plan_conversion(net, example_input=example)
-    if reason is None:
+    if isinstance(net, GraphUNet):
+        assert [change.name for change in plan.changes] == ["down_convs.0", "up_convs.1"] and reason in plan.reasons
+        smoe.convert(net, example_input=example)
+    elif reason is None:
         assert len(plan.changes) == 1
         smoe.convert(net, example_input=example)  # compares what both compute
     else:
