@@ -128,7 +128,7 @@ zoo: $(READY)
 	$(BIN)/python -c "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])" \
 		> $$(echo $(ZOO)/lib/python*/site-packages)/base.pth
 	$(ZOO)/bin/pip install --quiet --no-deps --requirement tests/zoo/requirements.txt
-	$(ZOO)/bin/python -m pytest -m slow tests/zoo
+	$(ZOO)/bin/python -m pytest -m slow -p no:logging tests/zoo
 
 # The kernels' tests with builds that watch every access to memory and every undefined operation.
 SANITIZED := build/sanitize

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize
 
 import smoe
 from other_packages import load
@@ -64,12 +67,21 @@ def test_hugging_face_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> Non
     assert not torch.equal(whole.state_dict()["first.gate.embedding.values"], start["first.gate.embedding.values"])
 
 
-def test_ignite_trains_as_a_loop_does() -> None:
-    load("ignite")
+@pytest.mark.parametrize("package", ["ignite", "accelerate"])
+def test_others_train_as_a_loop_does(package: str) -> None:
+    load(package)
     net, twin = Net(), Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    engine = importlib.import_module("ignite.engine")
-    engine.create_supervised_trainer(net, optimizer, F.mse_loss).run([(X, TARGET)] * 5, max_epochs=1)
+    if package == "ignite":
+        engine = importlib.import_module("ignite.engine")
+        engine.create_supervised_trainer(net, optimizer, F.mse_loss).run([(X, TARGET)] * 5, max_epochs=1)
+    else:
+        accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+        prepared, prepared_optimizer = accelerator.prepare(net, optimizer)
+        for _ in range(5):
+            prepared_optimizer.zero_grad()
+            accelerator.backward(F.mse_loss(prepared(X), TARGET))
+            prepared_optimizer.step()
     optimizer = torch.optim.Adam(twin.parameters(), lr=1e-2)
     for _ in range(5):
         optimizer.zero_grad()
@@ -87,3 +99,45 @@ def test_torchao_takes_the_other_layers() -> None:
     quantization.quantize_(net, quantization.Int8WeightOnlyConfig())
     assert type(net[2].weight) is not nn.Parameter and type(net[0].weight) is nn.Parameter
     assert float((net(X) - before).abs().max()) < 0.02 * float(before.abs().max())
+
+
+class Int8(nn.Module):
+    """Experts as rows of a matrix of eight bits with a factor for each row, by torchao."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        return (rows * factors).view(self.shape)
+
+    def right_inverse(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        quantization = importlib.import_module("torchao.quantization")
+        linear = nn.Linear(weight[0].numel(), len(weight), bias=False)
+        linear.weight = nn.Parameter(weight.flatten(1))
+        quantization.quantize_(linear, quantization.Int8WeightOnlyConfig())
+        return linear.weight.qdata, linear.weight.scale  # type: ignore[return-value]
+
+
+def test_torchao_takes_the_experts_as_a_parametrisation() -> None:
+    load("torchao")
+    net = Net().eval().requires_grad_(False)
+    before = net(X)
+    for layer in (net.first, net.second):
+        parametrize.register_parametrization(layer, "weight", Int8(layer.weight.shape), unsafe=True)
+    assert net.state_dict()["first.parametrizations.weight.original0"].dtype == torch.int8
+    assert float((net(X) - before).abs().max()) < 0.02 * float(before.abs().max())  # type: ignore[operator,union-attr]
+
+
+def test_fvcore_counts_what_it_is_told_of() -> None:
+    load("fvcore")
+    counters, handles = importlib.import_module("fvcore.nn"), importlib.import_module("fvcore.nn.jit_handles")
+    shape = handles.get_shape
+
+    def count(inputs: list[Any], outputs: list[Any]) -> int:
+        return math.prod(shape(outputs[0])) * math.prod(shape(inputs[1])[1:])
+
+    net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)).eval()
+    analysis = counters.FlopCountAnalysis(smoe.convert(net, example_input=X).eval(), X)
+    analysis.set_op_handle("smoe::routed_conv2d", count)
+    assert analysis.by_operator()["routed_conv2d"] == counters.FlopCountAnalysis(net, X).by_operator()["conv"]

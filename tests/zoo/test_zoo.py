@@ -1,13 +1,19 @@
 """Networks of other packages, converted: what is converted, what is left and why, and that nothing else changes.
 
-They need an environment of their own (`make zoo`), and are skipped without it.
+They need an environment of their own (`make zoo`), and are skipped without it. What is found is stored in
+paper/results/bench/zoo.md, where rows of other networks stay as they are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
-from collections.abc import Callable, Mapping
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,13 +22,16 @@ from torch import nn
 
 import smoe
 from other_packages import load
+from smoe_paper.benchmarks.timing import circumstances, origin, write_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 HEAD = "its input has no positions: it is not (B, *positions, C)"
 POINT = "its output has one place only"
 ROWS = "its rows are not the nodes"
+POOLED = "its nodes are those that a pooling chose"
 UNUSED = "no batch (B, C, *grid) of the example input reached it"
+OWN_FORWARD = "timm.layers.linear.Linear has a forward of its own and may do more than a Linear"
 
 
 class Entry(NamedTuple):
@@ -98,9 +107,14 @@ def graph(kind: str, *reasons: str, **options: Any) -> Entry:
     def make() -> nn.Module:
         load("torch_geometric")
         models = importlib.import_module("torch_geometric.nn.models")
-        return getattr(models, kind)(3, 8, 2, 4, **options)
+        return getattr(models, kind)(3, 8, *((4, 2) if kind == "GraphUNet" else (2, 4)), **options)
 
     return Entry(make, (40, 3), reasons, (torch.cat([edges, edges.flip(0)], dim=1),))
+
+
+def flow() -> Entry:
+    """A recurrent network of two images."""
+    return vision("raft_small", shape=(1, 3, 128, 128))._replace(more=(torch.randn(1, 3, 128, 128),))
 
 
 CHANNELS: dict[str, Any] = {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
@@ -131,17 +145,29 @@ ZOO: dict[str, Entry] = {
     "lraspp_mobilenet": segmentation("lraspp_mobilenet_v3_large", POINT),
     "r3d_18": vision("r3d_18", HEAD, shape=(2, 3, 4, 32, 32)),
     "r2plus1d_18": vision("r2plus1d_18", HEAD, shape=(2, 3, 4, 32, 32)),
+    "maxvit_t": vision("maxvit_t", HEAD, POINT, shape=(1, 3, 224, 224)),
+    "inception_v3": vision("inception_v3", HEAD, POINT, shape=(2, 3, 96, 96), aux_logits=False, init_weights=False),
+    "raft_small": flow(),
     "timm resnet10t": timm("resnet10t", HEAD),
     "timm convnextv2_atto": timm("convnextv2_atto", HEAD),
     "timm hrnet_w18_small": timm("hrnet_w18_small", HEAD),
     "timm resnetv2_50": timm("resnetv2_50", POINT),
-    "timm ghostnet_100": timm("ghostnet_100", "Linear has a forward of its own and may do more than a Linear", POINT),
+    "timm ghostnet_100": timm("ghostnet_100", OWN_FORWARD, POINT),
+    "timm repvgg_a0": timm("repvgg_a0", HEAD),
+    "timm resnest14d": timm("resnest14d", HEAD, POINT),
+    "timm poolformer_s12": timm("poolformer_s12", HEAD),
+    "timm focalnet_tiny": timm("focalnet_tiny_srf", HEAD),
+    "timm mobilevit_xxs": timm("mobilevit_xxs", HEAD, POINT),
+    "timm pvt_v2_b0": timm("pvt_v2_b0", HEAD),
+    "timm efficientvit_b0": timm("efficientvit_b0", HEAD),
     "timm mixer_s32": timm("mixer_s32_224", HEAD, shape=(2, 3, 224, 224)),
     "smp Unet": smp("Unet"),
     "smp UnetPlusPlus": smp("UnetPlusPlus"),
     "smp DeepLabV3Plus": smp("DeepLabV3Plus", POINT),
     "smp FPN": smp("FPN"),
     "smp Linknet": smp("Linknet"),
+    "smp UPerNet": smp("UPerNet", POINT),
+    "smp Segformer": smp("Segformer"),
     "monai UNet": monai("UNet", 2, channels=(8, 16, 32), strides=(2, 2), num_res_units=2),
     "monai UNet, volume": monai("UNet", 3, channels=(4, 8, 16), strides=(2, 2), num_res_units=2),
     "monai DynUNet": monai("DynUNet", 2, **PYRAMID),
@@ -149,6 +175,7 @@ ZOO: dict[str, Entry] = {
     "monai VNet": monai("VNet", 2),
     "monai SegResNet": monai("SegResNet", 2, init_filters=8),
     "monai BasicUNet": monai("BasicUNet", 2, features=(8, 8, 16, 16, 32, 8)),
+    "monai HighResNet": monai("HighResNet", 2),
     "monai AttentionUnet": monai("AttentionUnet", 2, channels=(8, 16, 32), strides=(2, 2)),
     "diffusers UNet2DModel": diffusers(
         "UNet2DModel",
@@ -168,6 +195,9 @@ ZOO: dict[str, Entry] = {
     "transformers Segformer": transformers("SegformerForSemanticSegmentation", **CHANNELS, decoder_hidden_size=16),
     "transformers ConvNext": transformers("ConvNextModel", **CHANNELS),
     "transformers ViT": transformers("ViTModel", HEAD, size=32, image_size=32, patch_size=8, **TOKENS),
+    "transformers DPT": transformers(
+        "DPTModel", HEAD, image_size=64, is_hybrid=False, backbone_out_indices=[0, 1], **TOKENS
+    ),
     "transformers Swinv2": transformers(
         "Swinv2Model", size=32, image_size=32, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4
     ),
@@ -180,6 +210,7 @@ ZOO: dict[str, Entry] = {
     "PyG GraphSAGE": graph("GraphSAGE"),
     "PyG GIN": graph("GIN"),
     "PyG GAT": graph("GAT"),
+    "PyG GraphUNet": graph("GraphUNet", POOLED),
     "PyG PNA": graph("PNA", ROWS, aggregators=["mean", "max"], scalers=["identity"], deg=torch.tensor([0, 0, 40])),
 }
 
@@ -191,23 +222,134 @@ def tensors(output: Any) -> list[torch.Tensor]:
     return [part for each in values for part in tensors(each)]
 
 
+TABLE = Path(__file__).parents[2] / "paper/results/bench/zoo.md"
+COLUMNS = (
+    *("network", "converted / left", "share", "parameters, M", "step", "expected", "evaluation", "training"),
+    *("torch.compile", "torch.export", "left because"),
+)
+SHORT = {
+    HEAD: "no positions",
+    POINT: "one place",
+    ROWS: "rows are edges",
+    POOLED: "pooled nodes",
+    UNUSED: "not called",
+    OWN_FORWARD: "own forward",
+}
+NOTES = (
+    "Converted with `kernel_size=None, linear=True`. Share: of the multiply-adds. Step: processor time of a training "
+    "step over that of the network as it was, least of two, batches of one to four; expected: by the plan. Evaluation, "
+    "training: largest difference from the network as it was over its largest output, training without dropout. "
+    "torch.compile: one graph (backend `eager`), equal outputs; torch.export: not strict, equal outputs. No positions: "
+    "a head, or an embedding of time; one place: squeeze-and-excitation; not called: the network reads its weights."
+)
+
+
+@pytest.fixture
+def rows() -> Iterator[dict[str, dict[str, Any]]]:
+    """Rows of the table by network, those measured before too; stored at the end."""
+    stored = TABLE.with_suffix(".jsonl")
+    known = map(json.loads, stored.read_text().splitlines() if stored.exists() else [])
+    found = {row["network"]: row for row in known}
+    before = dict(found)
+    yield found
+    if found != before:
+        order = [found[name] for name in ZOO if name in found]
+        write_table(TABLE, "Networks of other packages", "make zoo", COLUMNS, order, f"{NOTES} {origin(order[-1])}")
+
+
+def difference(expected: Any, found: Any) -> float:
+    pairs = zip(tensors(expected), tensors(found), strict=True)
+    return max(float((old - new).abs().max()) / max(float(old.abs().max()), 1e-30) for old, new in pairs)
+
+
+def without_dropout(net: nn.Module) -> nn.Module:
+    """Training mode of what normalises and of the layers only."""
+    net.eval()
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm | smoe.nn.RoutedLayer):
+            module.training = True
+    return net
+
+
+def step_seconds(net: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
+    """Processor time of a training step."""
+    optimizer = torch.optim.SGD(net.train().parameters(), lr=0.0)
+    times = []
+    for _ in range(3):
+        started = time.process_time()
+        optimizer.zero_grad()
+        sum(part.square().mean() for part in tensors(net(*inputs)) if part.requires_grad).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        times.append(time.process_time() - started)
+    return min(times[1:])
+
+
+def outcome(net: nn.Module, plain: nn.Module, inputs: tuple[torch.Tensor, ...], make: Callable[..., Any]) -> str:
+    """`yes` if what `make` makes of the network computes the same; otherwise whose fault it is, in one line."""
+    with torch.no_grad():
+        try:
+            found = make(net)(*inputs)
+        except Exception as error:
+            text = " ".join(str(error).split())[:80]
+            if "FactorizedTensor" in text:
+                return "no, tltorch's tensors are in its way"
+            with contextlib.suppress(Exception):
+                make(plain)(*inputs)
+                return f"no: {type(error).__name__}: {text}"
+            return "no, nor of the network as it was"
+        assert difference(net(*inputs), found) <= 1e-4
+    return "yes"
+
+
+def compiled(net: nn.Module) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(net, backend="eager", fullgraph=True)
+
+
 @pytest.mark.parametrize("name", ZOO)
-def test_every_layer_is_converted_or_has_a_reason(name: str) -> None:
+def test_every_layer_is_converted_or_has_a_reason(name: str, rows: dict[str, dict[str, Any]]) -> None:
     torch.manual_seed(0)
     entry = ZOO[name]
     net, x = entry.make().eval(), torch.randn(entry.shape)
     example = (x, *entry.more) if entry.more else x
+    inputs = (x, *entry.more)
     plan = smoe.plan_conversion(net, example_input=example, kernel_size=None, linear=True)
     left = {layer: reason for layer, reason in plan.left.items() if reason not in entry.reasons}
     assert plan.changes and not left
     # convert compares what both networks compute, in evaluation and in training.
     converted = smoe.convert(net, example_input=example, kernel_size=None, linear=True).eval()
     with torch.no_grad():
-        for old, new in zip(tensors(net(x, *entry.more)), tensors(converted(x, *entry.more)), strict=True):
-            assert float((old - new).abs().max()) <= 1e-4 * float(old.abs().max())
+        evaluation = difference(net(*inputs), converted(*inputs))
+        batch = tuple(each.repeat(2, *(1,) * (each.ndim - 1)) if each.ndim > 2 else each for each in inputs)
+        training = difference(
+            without_dropout(copy.deepcopy(net))(*batch), without_dropout(copy.deepcopy(converted))(*batch)
+        )
+    assert evaluation <= 1e-4 and training <= 1e-3
     copy.deepcopy(converted).load_state_dict(converted.state_dict())
-    batch = x.repeat(2, *(1,) * (x.ndim - 1)) if x.ndim > 2 else x
-    sum(part.square().mean() for part in tensors(converted.train()(batch, *entry.more))).backward()  # type: ignore[union-attr]
-    layers = [module for module in converted.modules() if isinstance(module, smoe.nn.RoutedLayer)]
+    trained = copy.deepcopy(converted)
+    step = step_seconds(trained, batch) / step_seconds(copy.deepcopy(net), batch)
+    layers = [module for module in trained.modules() if isinstance(module, smoe.nn.RoutedLayer)]
     assert len(layers) == len(plan.changes)
     assert all(layer.weight.grad is not None for layer in layers)
+    sizes = [sum(each.numel() for each in network.parameters()) / 1e6 for network in (net, converted)]
+    for network in (converted, net):
+        network.requires_grad_(False)
+    rows[name] = {
+        "network": name,
+        "converted / left": f"{len(plan.changes)} / {len(plan.left)}",
+        "share": f"{plan.share:.2f}",
+        "parameters, M": " to ".join(f"{size:.3g}" for size in sizes),
+        "step": f"{step:.1f}",
+        "expected": f"{plan.price:.1f}",
+        "evaluation": f"{evaluation:.0e}",
+        "training": f"{training:.0e}",
+        "torch.compile": outcome(converted, net, inputs, compiled),
+        "torch.export": outcome(
+            converted, net, inputs, lambda network: torch.export.export(network, inputs, strict=False).module()
+        ),
+        "left because": ", ".join(
+            f"{SHORT[reason]} {number}" for reason, number in Counter(plan.left.values()).items()
+        ),
+        **circumstances(),
+    }
+    assert not rows[name]["torch.compile"].startswith("no:") and not rows[name]["torch.export"].startswith("no:")
