@@ -41,12 +41,15 @@ def _documents() -> list[str]:
     return [name for name in _listed("*.md") if not name.startswith("paper/results/")]
 
 
+QUOTING = ("docs/report.md", "docs/compatibility.md")  # stored tables
+
+
 def test_no_line_is_longer_than_120_columns():
     long = [
         f"{name}:{number}"
         for name in _documents()
         for number, line in enumerate((ROOT / name).read_text().splitlines(), start=1)
-        if len(line) > 120 and not (name == "docs/report.md" and line.startswith(("| ", "<!--")))  # quotes
+        if len(line) > 120 and not (name in QUOTING and line.startswith(("| ", "<!--")))
     ]
     assert long == []
 

@@ -246,13 +246,13 @@ NOTES = (
 
 @pytest.fixture
 def rows() -> Iterator[dict[str, dict[str, Any]]]:
-    """Rows of the table by network, those measured before too; stored at the end."""
-    stored = TABLE.with_suffix(".jsonl")
-    known = map(json.loads, stored.read_text().splitlines() if stored.exists() else [])
-    found = {row["network"]: row for row in known}
-    before = dict(found)
+    """Rows of the table by network; at the end they are stored beside those measured before."""
+    found: dict[str, dict[str, Any]] = {}
     yield found
-    if found != before:
+    if found:
+        stored = TABLE.with_suffix(".jsonl")
+        known = map(json.loads, stored.read_text().splitlines() if stored.exists() else [])
+        found = {**{row["network"]: row for row in known}, **found}
         order = [found[name] for name in ZOO if name in found]
         write_table(TABLE, "Networks of other packages", "make zoo", COLUMNS, order, f"{NOTES} {origin(order[-1])}")
 
