@@ -148,7 +148,7 @@ def list_results(app: Any, docname: str, source: list[str]) -> None:
     titles = [path.read_text().partition("\n")[0].removeprefix("# ").replace("|", "\\|") for path in paths]
     rows = ["| of | table | made by |", "|---|---|---|"]
     for path, title in zip(paths, titles, strict=True):
-        command = re.search(r"[Mm]ade by `(smoe \w+ ?(\S*)[^`]*)`", path.read_text())
+        command = re.search(r"[Mm]ade by `(smoe \w+ ?([^\s`]*)[^`]*)`", path.read_text())
         is_known = command is not None and (path.parent.name != "bench" or command[2] in BENCHMARKS)
         made = f"`{command[1]}`".replace("|", "\\|") if command is not None and is_known else "a single study"
         name = f"{title} ({path.stem})" if titles.count(title) > 1 else title
