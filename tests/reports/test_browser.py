@@ -135,6 +135,7 @@ def test_pictures_charts_and_tables_are_saved(browser: Browser, tmp_path: Path) 
     assert struct.unpack(">II", image[16:24]) == (1001, 715 + 90)
     chart = unquote(saved(browser, "#run-0-curves .save").removeprefix("data:image/svg+xml,"))
     assert ElementTree.fromstring(chart).tag == "{http://www.w3.org/2000/svg}svg" and "<style>" in chart
+    assert ">train/loss</text>" in chart
     table = unquote(saved(browser, "#run-0-scores table .save").removeprefix("data:text/csv;charset=utf-8,"))
     assert list(csv.reader(table.splitlines()))[:2] == [
         ["prediction", "mse", "source"], ["heat/smoe", "1", "this run"]

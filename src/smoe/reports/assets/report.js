@@ -51,7 +51,8 @@ const css = (colour) => `rgb(${colour.join(" ")})`;
 
 // A button that saves what is shown: a picture as PNG, a chart as SVG, a table as CSV.
 function saveButton(kind, name, content) {
-  const file = () => `${name().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 80)}.${kind.toLowerCase()}`;
+  const words = () => name().match(/[\p{L}\p{N}]+/gu) ?? ["saved"];
+  const file = () => `${words().join("-").slice(0, 80)}.${kind.toLowerCase()}`;
   const onclick = () => element("a", { href: content(), download: file() }).click();
   return element("button", { type: "button", class: "save", onclick }, `Save ${kind}`);
 }
@@ -161,7 +162,10 @@ class Chart {
     const style = "text { font: 12px sans-serif; fill: #59626d } .grid { stroke: #d5dae0 } .reference { stroke: #59626d }";
     const href = () => {
       const copy = this.svg.cloneNode(true);
-      copy.prepend(element("style", {}, style));
+      const names = this.content.series.map(({ name, colour }, index) =>
+        element("text", { x: 70, y: 38 + 15 * index, style: `fill: ${colour}` }, name),
+      );
+      copy.append(element("style", {}, style), ...names);
       return `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
     };
     parent.append(this.box, this.legend, saveButton("SVG", () => this.content.title, href));
