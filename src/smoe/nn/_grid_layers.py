@@ -502,8 +502,8 @@ class SpatialMoE2d(GridMoE):
         rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"rc"`. None for the default:
             straight-through, and routing classification for a gate that looks at its input or has another order.
         local_affine: Multiply each output channel by a learned number at each pixel, and add another. They start at 1
-            and 0, and under the straight-through rule, where None means True, take steps of their own as the gate does.
-            Needs a gate that was made for a grid.
+            and 0. Under the straight-through rule, where None means True, they learn at a rate of 0.01 at least, where
+            the optimiser is of Adam's kind. Needs a gate that was made for a grid.
         device: Device of the weights.
         dtype: Dtype of the weights.
 
