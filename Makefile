@@ -144,7 +144,7 @@ $(SANITIZED)/ready: $(KERNELS)
 sanitize: $(READY) $(SANITIZED)/ready
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		SMOE_LIBRARY_DIR=$(SANITIZED) $(BIN)/pytest tests/ops/native/test_kernels.py tests/ops/native/test_plan.py \
-		tests/ops/native/test_native_training.py tests/ops/test_gather_experts.py tests/ops/test_learn_factorised.py tests/nn/test_frozen_plan.py \
+		tests/ops/native/test_native_training.py tests/ops/test_gather_experts.py tests/ops/test_learn_factorised.py tests/ops/test_layer_call.py \
 		-p no:cacheprovider
 
 clean:

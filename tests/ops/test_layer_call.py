@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from smoe.ops._layer_call import Bank, LayerCall, make_layer_call
+from smoe.ops._layer_call import Bank, LayerCall
 from smoe.ops._operators import native_library
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="the kernels were not built")
@@ -37,8 +37,9 @@ def make(case: str, *, with_mean: bool, with_bias: bool = True, with_affine: boo
     leaves += [torch.randn(E, *output) if with_affine else None for _ in range(2)]
     mean = (torch.randn(C), torch.randn(X)) if with_mean else (None, None)
     leaves = [each if each is None else each.requires_grad_() for each in leaves]
-    call = make_layer_call(leaves[0], leaves[1], indices.contiguous(), stride, padding)
-    assert call is not None
+    # A line is an image of one row.
+    source, weight = [each.unsqueeze(2) if each.ndim == 3 else each for each in leaves[:2]]
+    call = LayerCall(leaves[0], source, weight, stride, padding, indices.contiguous())
     return call, indices.contiguous(), leaves, mean, torch.randn(B, E, *output)
 
 
@@ -74,7 +75,7 @@ def test_nothing_depends_on_threads_nor_on_a_graph_that_is_kept(case) -> None:
     try:
         torch.set_num_threads(3)
         again = make(case, with_mean=True)
-        assert not call.serves(leaves[0], indices)
+        assert not call.serves(leaves[0])
         for one, other in zip(run(*again), once, strict=True):
             assert torch.equal(one, other)
     finally:
@@ -86,7 +87,8 @@ def test_an_error_that_is_not_finite_is_noticed() -> None:
     seen: list[bool | None] = []
 
     class Lesson:
-        numbers, needs_source = (), False
+        numbers: tuple[torch.Tensor, ...] = ()
+        needs_source = False
 
         def learn(self, error, source, compared, is_finite):
             seen.append(is_finite)

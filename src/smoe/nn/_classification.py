@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -82,7 +82,8 @@ class FrozenLearner(Learner):
         return Taught.apply(output, step.source, lesson, *lesson.numbers)  # type: ignore[return-value]
 
 
-class _FrozenLesson(NamedTuple):
+@dataclass
+class _FrozenLesson:
     numbers: tuple[torch.Tensor, ...]
     num_nonfinite: torch.Tensor | None
     needs_source: bool = False

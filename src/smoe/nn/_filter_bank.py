@@ -29,12 +29,13 @@ from torch import nn
 
 from smoe.nn._gate import SpatialGate, host_normal
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
-from smoe.nn._routed_layer import RoutedLayer, check_positive
+from smoe.nn._routed_layer import RoutedLayer, Step, check_positive
 from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
 from smoe.ops._families import learn_factorised, slot_products
-from smoe.ops._layer_call import LayerCall, mean_response
-from smoe.ops._operators import has_transforms, is_observed, is_plain, library_for, num_threads
-from smoe.ops._routing import family_members
+from smoe.ops._layer_call import Bank, LayerCall, mean_response
+from smoe.ops._operators import has_library, has_transforms, is_observed, is_plain, library_for, num_threads
+from smoe.ops._routed_conv import routed_conv
+from smoe.ops._routing import Routing, family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order
 from smoe.rules import Damping, Frozen, RoutingClassification, Rule, StraightThrough, resolve_rule
 
@@ -210,8 +211,7 @@ class InputMean(Memory):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__("is_set")
-        size, larger = divmod(num_experts, num_families)
-        self._family_sizes = [size + (family < larger) for family in range(num_families)]
+        self._num_families = num_families
         self._expert_channels = expert_channels
         self.register_buffer("mean", torch.zeros(num_inputs, device=device))
         self.register_buffer("response", torch.zeros(num_experts * expert_channels, device=device))
@@ -255,9 +255,9 @@ class InputMean(Memory):
     def response_of(self, weight: torch.Tensor) -> torch.Tensor:
         """Outputs of filters `(X * F,)` for the mean at every pixel, less the family's, in at least float32."""
         if self._expert_channels == 1:
-            return mean_response(weight, self.mean, self._family_sizes)
+            return mean_response(weight, self.mean, self._num_families)
         by_output = weight.unflatten(0, (-1, self._expert_channels)).unbind(1)
-        return torch.stack([mean_response(each, self.mean, self._family_sizes) for each in by_output], dim=1).flatten()
+        return torch.stack([mean_response(each, self.mean, self._num_families) for each in by_output], dim=1).flatten()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         # The difference of two responses would be lost in half precision.
@@ -331,8 +331,8 @@ def as_bank(
 class FilterBank(RoutedLayer):
     """A bank of filters `(X * F, C, *kernel)`, of which a gate selects some at every pixel.
 
-    A geometry derives from this class and defines `_apply_bank`, `_apply_filters` and `_output_grid`, and the two ways
-    to make a layer: its constructor, which is that of the layer it replaces, and `from_experts`.
+    A geometry derives from this class and defines `_as_convolution`, `_apply_filters` and `_output_grid`, and the two
+    ways to make a layer: its constructor, which is that of the layer it replaces, and `from_experts`.
     """
 
     stride: tuple[int, ...] = (1,)
@@ -497,9 +497,45 @@ class FilterBank(RoutedLayer):
             parts.append(f"bias={self._bias_owner or False!r}")
         return ", ".join([*parts, super().extra_repr()])
 
-    @abstractmethod
+    def _at_once(self, input: torch.Tensor, routing: Routing) -> torch.Tensor | None:
+        """As its base says."""
+        # Attributes of a module are found slowly, beside the kernel of a small layer.
+        parameters, affine, mean, indices = self._parameters, self._affine, self._input_mean, routing.indices
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        is_simple = self._expert_channels == 1 and self._bias_owner != "slot"
+        needs_scores = self._needs_scores if self.training else self._weighted
+        if not is_simple or needs_scores or weight is None or routing.unranked is not None:
+            return None
+        scale, offset = (None, None) if affine is None else (affine.scale, affine.offset)
+        if not is_plain(input, weight, bias, scale, offset) or (bias is None and self._bias_owner is not None):
+            return None
+        if len(indices) > 1 or not indices.is_contiguous() or input.numel() == 0 or not has_library():
+            return None
+        source, call = self._prepare(input), self._call
+        if call is None or not call.serves(source):
+            convolution = self._as_convolution(source, weight)
+            if convolution is None:
+                return None
+            call = self._call = LayerCall(source, *convolution, indices)
+        lesson = None
+        if self.training:
+            self._see(source)
+            if torch.is_grad_enabled():
+                lesson = self._learner.lesson(Step(self, source, routing))
+                if lesson is None:
+                    return None
+            self._last_routing = routing
+        is_centred = mean is not None and mean.counters["is_set"]
+        centre = (mean.mean, mean.response) if mean is not None and is_centred else (None, None)
+        return call.output(source, indices, Bank(weight, bias, scale, offset, *centre), lesson)
+
     def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Filters `(B, C, ...)` with the experts `(1 or B, E', P)` of each pixel; returns `(B, E' * F, *grid)`."""
+        convolution = self._as_convolution(source, self.weight)
+        assert convolution is not None
+        filtered, filters, stride, padding_mode = convolution
+        output = routed_conv(filtered, filters, indices, self._expert_channels, stride, padding_mode, bias)
+        return output.flatten(2) if source.ndim == 3 else output
 
     @abstractmethod
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:

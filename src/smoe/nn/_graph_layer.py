@@ -24,7 +24,6 @@ from smoe.ops._graph import (
     with_all_self_loops,
 )
 from smoe.ops._operators import has_transforms
-from smoe.ops._routed_conv import routed_conv
 
 
 class KeptGraph(NamedTuple):
@@ -332,12 +331,6 @@ class GraphMoE(FilterBank):
         fingerprints = edge_fingerprints(edge_index, self.num_nodes, num_nodes // self.num_nodes)
         for fingerprint in fingerprints.unique().tolist():
             node_order_of(self.gate).note_edges(fingerprint)
-
-    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        rows, columns = _fold(source.shape[2])
-        grid = source.unflatten(2, (rows, columns))
-        options = (self._expert_channels, 1, "zeros", bias)
-        return routed_conv(grid, self.weight[:, :, None, None], indices, *options).flatten(2)
 
     def _as_convolution(
         self, source: torch.Tensor, filters: torch.Tensor

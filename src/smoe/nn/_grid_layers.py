@@ -13,7 +13,6 @@ from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import PixelEmbedding
 from smoe.nn._routed_layer import (
-    Step,
     as_leaf,
     check_kernel_size,
     check_output_grid,
@@ -23,10 +22,7 @@ from smoe.nn._routed_layer import (
 from smoe.ops._any_conv import ConvOptions, any_conv, conv_sizes, routed_any_conv
 from smoe.ops._conv_kernels import convolve
 from smoe.ops._families import family_sizes
-from smoe.ops._layer_call import Bank, make_layer_call
-from smoe.ops._operators import is_plain
-from smoe.ops._routed_conv import grid_conv2d, routed_conv
-from smoe.ops._routing import Routing
+from smoe.ops._routed_conv import grid_conv2d
 from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Rule
 
@@ -396,41 +392,10 @@ class GridMoE(FilterBank):
             return conv_sizes(input.shape[2:], self.kernel_size, self._conv)
         return tuple((size - 1) // self.stride[0] + 1 for size in input.shape[2:])
 
-    def _at_once(self, input: torch.Tensor, routing: Routing) -> torch.Tensor | None:
-        # Attributes of a module are found slowly, beside the kernel of a small layer.
-        parameters, affine, mean, indices = self._parameters, self._affine, self._input_mean, routing.indices
-        weight, bias = parameters.get("weight"), parameters.get("bias")
-        is_simple = self._conv is None and self._expert_channels == 1 and self._bias_owner != "slot"
-        needs_scores = self._needs_scores if self.training else self._weighted
-        if not is_simple or needs_scores or weight is None or routing.unranked is not None:
-            return None
-        scale, offset = (None, None) if affine is None else (affine.scale, affine.offset)
-        if not is_plain(input, weight, bias, scale, offset) or (bias is None and self._bias_owner is not None):
-            return None
-        call = self._call
-        if call is None or not call.serves(input, indices):
-            call = self._call = make_layer_call(input, weight, indices, self.stride[0], self.padding_mode)
-            if call is None:
-                return None
-        lesson = None
-        if self.training:
-            self._see(input)
-            if torch.is_grad_enabled():
-                lesson = self._learner.lesson(Step(self, input, routing))
-                if lesson is None:
-                    return None
-            self._last_routing = routing
-        is_centred = mean is not None and mean.counters["is_set"]
-        centre = (mean.mean, mean.response) if mean is not None and is_centred else (None, None)
-        return call.output(input, indices, Bank(weight, bias, scale, offset, *centre), lesson)
-
     def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._conv is not None:
             return routed_any_conv(source, self.weight, indices, self._expert_channels, self._conv, bias)
-        options = (self._expert_channels, self.stride[0], self.padding_mode)
-        if source.ndim == 3:  # a line is an image of one row
-            return routed_conv(source.unsqueeze(2), self.weight.unsqueeze(2), indices, *options, bias).squeeze(2)
-        return routed_conv(source, self.weight, indices, *options, bias)
+        return super()._apply_bank(source, indices, bias)
 
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, *kernel)` everywhere."""

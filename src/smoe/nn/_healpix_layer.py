@@ -18,7 +18,6 @@ from smoe.ops._healpix import (
     pad_faces,
     permute_pixels,
 )
-from smoe.ops._routed_conv import routed_conv
 from smoe.ops._routing import RoutingMap
 
 
@@ -163,16 +162,13 @@ class HEALPixMoE(FilterBank):
     def _prepare(self, input: torch.Tensor) -> torch.Tensor:
         return pad_faces(input, self.width, self.border_sources)
 
-    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        # The faces have their borders.
-        return routed_conv(source, self.weight.unsqueeze(2), indices, self._expert_channels, 1, "none", bias)
-
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         return convolve(source, filters.unsqueeze(2), padding_mode="none")
 
     def _as_convolution(
         self, source: torch.Tensor, filters: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int, str] | None:
+        # The faces have their borders.
         return source, filters.unsqueeze(2), 1, "none"
 
     def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:

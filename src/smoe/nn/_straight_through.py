@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -77,7 +78,8 @@ class StraightThroughLearner(Learner):
             return _Lesson(layer, self, None, None, ())
         indices = routing.indices if layer._weighted else None
         part, numbers = self._samples(len(source)), () if torch.compiler.is_compiling() else tuple(gate.numbers())
-        return _Lesson(layer, self, trained, part, numbers, routing.indices.shape[2], routing.pixels, indices)
+        shape = (routing.indices.shape[2], routing.pixels, indices)
+        return _Lesson(layer, self, trained, part, numbers, part is not None, *shape)
 
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the gate receives the gradient of other choices."""
@@ -133,7 +135,8 @@ class StraightThroughLearner(Learner):
             _restart_unused(layer, gate, routing.indices, counters["num_steps"])
 
 
-class _Lesson(NamedTuple):
+@dataclass
+class _Lesson:
     """What the gate learns in the backward pass of the selected outputs, some families at a time.
 
     Neither the scores nor the products of all experts are stored.
@@ -144,13 +147,10 @@ class _Lesson(NamedTuple):
     trained: torch.nn.Parameter | None
     part: slice | None
     numbers: tuple[torch.Tensor, ...]
+    needs_source: bool = False
     num_pixels: int = 0
     pixels: torch.Tensor | None = None
     indices: torch.Tensor | None = None
-
-    @property
-    def needs_source(self) -> bool:
-        return self.part is not None
 
     def learn(
         self, error: torch.Tensor, source: torch.Tensor, compared: tuple[torch.Tensor, ...], is_finite: bool | None

@@ -326,14 +326,11 @@ def native_routed_conv(
 ) -> torch.Tensor:
     """The output on a CPU: by the kernels where they serve, dense otherwise."""
     library = library_for(input, weight, *(() if bias is None else (bias,)))
-    if library is None:
+    if library is None or input.numel() == 0:
         return dense_routed_conv(input, weight, indices, expert_channels, stride, padding_mode, bias)
     indices = _fold_routing(library, indices, expert_channels)
     problem = make_problem(input.shape, weight.shape, indices.shape, stride, padding_mode, num_threads())
     output = input.new_empty(input.shape[0], indices.shape[1], *problem.grid)
-    if input.numel() == 0:
-        output = output.zero_()
-        return output if bias is None else add_routed_bias(output, bias, indices)
     if output.numel():
         bias = bias if bias is None else bias.contiguous()
         _run(library, problem, "forward", input.contiguous(), weight.contiguous(), indices, output, bias)
