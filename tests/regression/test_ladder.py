@@ -335,6 +335,17 @@ def test_a_transform_may_be_a_function_and_its_inverse(tmp_path: Path) -> None:
         smoe.GridRegressor(transform="own", **options).fit(y, y)
 
 
+def test_rain_that_may_be_predicted_below_zero_is_noted() -> None:
+    y = seasonal(7)
+    y["t2m"][:] = np.maximum(y["t2m"] - 280.0, 0.0)
+    note = "t2m is never below 0 and often 0, but predictions may be below: set lower to 0"
+    options: dict[str, Any] = {"net": "damped", "lead": "1 month", **QUIET}
+    model = smoe.GridRegressor(**options).fit(y, y)
+    assert note in model.fitted.notes and float(model.predict(y)["t2m"].min()) < 0.0
+    bounded = smoe.GridRegressor(lower=0.0, **options).fit(y, y)
+    assert note not in bounded.fitted.notes and float(bounded.predict(y)["t2m"].min()) == 0.0
+
+
 def test_values_that_a_transform_does_not_take_are_named() -> None:
     y = seasonal()
     y["t2m"][3, 2, 2] = -5.0

@@ -364,6 +364,14 @@ def prepare(
         for source in (inputs, targets)
         for name in source.num_invalid
     )
+    if options.lower is None and options.transform is None:
+        # Some times tell: zeros are many where there is no rain or ice.
+        some = target_table.values[:: max(1, len(target_table.values) // 200)]
+        notes += tuple(
+            f"{channel.name} is never below 0 and often 0, but predictions may be below: set lower to 0"
+            for number, channel in enumerate(targets.channels)
+            if np.nanmin(some[:, number], initial=1.0) == 0.0 and np.mean(some[:, number] == 0.0) > 0.01
+        )
     lost = None
     if inputs.lead_times is None and inputs.labels is not None and targets.labels is not None:
         lost = describe_lost(inputs.labels, targets.labels, parse_lead(options.last_lead))
