@@ -65,7 +65,9 @@ def test_scripts_are_refused_in_one_line() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")  # torch's own use
 def test_the_hessian_is_that_of_the_network() -> None:
-    nets = [nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 1, 3, padding=1)).eval()]
+    nets: list[nn.Module] = [
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 1, 3, padding=1)).eval()
+    ]
     nets.append(smoe.convert(nets[0], example_input=X).eval())
     found, expected = (torch.func.hessian(lambda x, net=net: net(x).square().sum())(X[:1]) for net in nets)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
