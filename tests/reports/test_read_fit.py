@@ -15,6 +15,8 @@ from gridded_files import regional
 from sample_reports import GRID, TwoLayers, place_samples
 from smoe import GridRegressor
 from smoe._maps import Axis, Places
+from smoe.diagnostics import fixed_choices
+from smoe.nn import HEALPixMoE
 from smoe.regression._scores import write_scores
 from smoe.reports.gate_maps import ranked, read_gates
 from smoe.reports.page import figures, write_page
@@ -65,6 +67,15 @@ def test_a_gate_on_a_padded_and_halved_grid_is_shown_on_that_of_the_data() -> No
             np.testing.assert_array_equal(
                 gate.choices.reshape(2, *GRID)[:, row, column], coarse[:, row // 2, column // 2]
             )
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_a_film_of_a_sphere_has_the_order_of_its_routing(is_placed: bool) -> None:
+    model = nn.Sequential(HEALPixMoE(1, 2, nside=2, pixel_order="ring"))
+    coordinates = np.random.default_rng(0).random((48, 3))
+    places = Places("mesh", (48,), coordinates=coordinates) if is_placed else None
+    (gate,) = read_gates(model, places, film={0: fixed_choices(model)})
+    np.testing.assert_array_equal(np.sort(gate.film["start"], axis=0), np.sort(gate.choices, axis=0))
 
 
 def test_coordinates_of_a_coarser_grid_are_the_middles_of_its_pixels() -> None:

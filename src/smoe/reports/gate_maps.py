@@ -16,7 +16,6 @@ from smoe.diagnostics._choices import as_choices, as_pixel_weights, colour_map, 
 from smoe.errors import DataError
 from smoe.nn import FactorisedGate, HEALPixMoE
 from smoe.nn._filter_bank import FilterBank
-from smoe.nn._gate import SpatialGate
 from smoe.nn._routed_layer import RoutedLayer
 
 # So many experts are shown, with so many of their filters: those with the largest weights.
@@ -152,7 +151,7 @@ def read_gates(
                 filters=read_filters(layer, use),
                 is_of_sample=gate.looks_at_input,
                 film={
-                    f"epoch {epoch}" if epoch else "start": show(_frame(frame, gate, grid_of_gate))
+                    f"epoch {epoch}" if epoch else "start": show(_frame(frame, layer, grid_of_gate))
                     for epoch, frame in frames.items()
                 },
                 embedding=embedding,
@@ -174,14 +173,18 @@ def _to_data(
     return lambda values: values, grid
 
 
-def _frame(choices: Tensor, gate: SpatialGate, grid: tuple[int, ...]) -> np.ndarray:
+def _frame(choices: Tensor, layer: RoutedLayer, grid: tuple[int, ...]) -> np.ndarray:
     """Choices of a film `(E, P)` at all pixels of a gate, of which it may hold a part of the rows and columns."""
-    values = as_choices(choices, gate.num_experts)
-    if len(values) != gate.num_selected or values.ndim != 1 + len(grid):
-        raise DataError(f"the film has choices of {values.shape} for a gate of {gate.num_selected} experts on {grid}")
-    for axis, size in enumerate(grid, start=1):
+    values, num_selected = as_choices(choices, layer.gate.num_experts), layer.gate.num_selected
+    # A film has pixels in the order of a layer's output; on a HEALPix sphere, that of a gate is by faces.
+    order = layer.inverse.cpu().numpy() if isinstance(layer, HEALPixMoE) else None
+    sizes = grid if order is None else (len(order),)
+    if len(values) != num_selected or values.ndim != 1 + len(sizes):
+        raise DataError(f"the film has choices of {values.shape} for a gate of {num_selected} experts on {sizes}")
+    for axis, size in enumerate(sizes, start=1):
         values = values.take(np.arange(size) * values.shape[axis] // size, axis=axis)
-    return values.reshape(len(values), -1)
+    values = values.reshape(num_selected, -1)
+    return values if order is None else values[:, np.argsort(order)]
 
 
 def ranked(indices: Tensor, weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
