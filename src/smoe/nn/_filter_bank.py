@@ -575,8 +575,9 @@ class FilterBank(RoutedLayer):
         mean, weight, bias = self._input_mean, self.weight, self.bias
         if mean is None or not mean.counters["is_set"]:
             return bias
-        library = library_for(weight, bias, mean.mean) if self._expert_channels == 1 else None
-        if library is not None and not torch.is_grad_enabled() and is_plain(weight, bias):
+        is_needed = self._expert_channels == 1 and not torch.is_grad_enabled() and not is_observed()
+        library = library_for(weight, bias, mean.mean) if is_needed and is_plain(weight, bias) else None
+        if library is not None:
             # As the kernels of a pass compute them, to the last digit.
             offsets, filters = torch.empty_like(bias), weight.contiguous()
             sizes = (len(weight), self.gate.num_selected, weight.shape[1], weight[0, 0].numel())
