@@ -190,7 +190,7 @@ def test_what_was_learned_on_one_grid_is_tuned_on_a_finer_one(kind: str) -> None
             F.mse_loss(layer(x), target).backward()
             optimizer.step()
         x, target = fields(size)
-        return float(F.mse_loss(layer.eval()(x), target))
+        return F.mse_loss(layer.eval()(x), target).item()
 
     options: dict[str, Any] = {"local_affine": False}
     if kind == "coordinates":
