@@ -41,9 +41,6 @@ def _documents() -> list[str]:
     return [name for name in _listed("*.md") if not name.startswith("paper/results/")]
 
 
-QUOTING = ("docs/report.md", "docs/compatibility.md")  # stored tables
-
-
 def test_no_line_is_longer_than_120_columns():
     long = [
         f"{name}:{number}"
