@@ -363,6 +363,7 @@ def test_what_is_no_network_or_no_example_is_refused(model: Any, example: Any, m
     with pytest.raises(TypeError, match=message) as caught:
         smoe.convert(model, example_input=example)
     assert "\n" not in str(caught.value)
+    assert torch._dynamo.eval_frame._stance.stance == "default"  # what is compiled later is compiled
 
 
 @pytest.mark.parametrize(

@@ -511,8 +511,13 @@ def run_example(
     try:
         # In evaluation mode, so that the running means of a batch normalisation stay as they are.
         # Parts that torch.compile has compiled run as they are written, for the sake of the hooks.
-        eager = torch.compiler.set_stance("force_eager")
-        with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(list(devices)), eager:
+        with (
+            evaluation_mode(model),
+            torch.no_grad(),
+            torch.random.fork_rng(list(devices)),
+            # Last: it counts from when it is made, and nothing would undo it if another of these failed.
+            torch.compiler.set_stance("force_eager"),
+        ):
             if isinstance(example, Mapping):
                 return model(**example)
             return model(*example) if isinstance(example, tuple) else model(example)
