@@ -39,13 +39,12 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def commands(run: Path) -> dict[str, list[str]]:
     return {
         "evaluate": ["evaluate", str(run)],
-        "show": ["show", str(run)],
         "report": ["report", str(run), "-o", "report.html", "--without-data"],
         "resume": ["train", "--resume", str(run), "--training.max-epochs", "2"],
     }
 
 
-@pytest.mark.parametrize("command", ["evaluate", "show", "report", "resume"])
+@pytest.mark.parametrize("command", ["evaluate", "report", "resume"])
 def test_a_run_opens_nothing_outside_its_directory_and_the_working_directory(
     folder: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,3 @@ def test_the_command_line(run: OpenRun, capsys: pytest.CaptureFixture[str], monk
     printed = capsys.readouterr()
     for text in ("rmse_z_500", "weekly", "mae_tp", "278 ± 2", "ERA5, 2017-2018", "simulated"):
         assert text in printed.out
-    assert main(["show", folder]) == 0
-    pictures = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [picture.name for picture in pictures] == ["accuracy.png", "routing.png"]
-    assert all(picture.stat().st_size > 10_000 for picture in pictures)
