@@ -86,7 +86,7 @@ def test_the_price_and_the_share_of_a_conversion() -> None:
     assert plan.multiply_adds == 4320 + 4320 + 480 and plan.share == 8640 / 9120
     assert str(plan).splitlines()[-1] == (
         "2 of 3 layers, with 95% of the multiply-adds; parameters 318 -> 606 without gates, multiply-adds of a forward "
-        "pass 9,120 -> 13,440; a training step is expected to take 2.6 times as long"
+        "pass 9,120 -> 13,440; a training step is expected to take 1.8 times as long"
     )
 
 

@@ -425,7 +425,7 @@ class _Calls:
 
     def extra_ms(self, candidates: float) -> float:
         """Expected time that the layer in its place takes beyond that."""
-        return self.num_calls * 0.85 + candidates * 8e-6 * self.num_outputs + 3.5e-9 * self.multiply_adds
+        return self.num_calls * 0.4 + candidates * 8e-6 * self.num_outputs + 3.5e-9 * self.multiply_adds
 
 
 def _find_calls(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module, _Calls]:
