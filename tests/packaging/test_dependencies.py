@@ -101,7 +101,7 @@ def test_imports_are_quick() -> None:
 
 def test_the_version_is_written_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
+    assert project["project"]["dynamic"] == ["version", "readme", "urls"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "smoe.version.__version__"}
     assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
