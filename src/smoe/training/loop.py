@@ -186,6 +186,8 @@ class Loop:
                 loss = track_loss_scale(loss, self.model)
             self.accelerator.backward(loss)
             state.loss_total += loss.detach()
+            if isinstance(self.schedule, CosineSchedule):
+                self.schedule.advance(state.epoch - 1 + state.next_batch / self.batches.num_batches)
             self.stepper.step()
             self.stepper.zero_grad()
             state.next_batch += 1
@@ -237,7 +239,8 @@ class Loop:
         validation = self.evaluate("validation")
         monitored = validation[f"validation/{self.plan.monitor}"]
         learning_rate = self.optimizer.param_groups[0]["lr"]
-        self.schedule.step(monitored)
+        if not isinstance(self.schedule, CosineSchedule):
+            self.schedule.step(monitored)
         is_best = state.stopping.observe(state.epoch, monitored)
         summed_loss = sum_over_processes(self.accelerator, state.loss_total)
         mean_loss = float(summed_loss) / (self.accelerator.num_processes * self.batches.num_batches)
@@ -352,7 +355,7 @@ class Loop:
             {
                 "model": self.task.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.schedule.state_dict(),
+                "scheduler": None if isinstance(self.schedule, CosineSchedule) else self.schedule.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "stopping": {"best": state.stopping.best, "best_epoch": state.stopping.best_epoch},
                 "routing": self.watch.state_dict(),
@@ -375,7 +378,8 @@ class Loop:
         with self._of_this_run(self.run.last_checkpoint):
             self.task.model.load_state_dict(stored["model"])
             self.optimizer.load_state_dict(stored["optimizer"])
-            self.schedule.load_state_dict(stored["scheduler"])
+            if not isinstance(self.schedule, CosineSchedule):
+                self.schedule.load_state_dict(stored["scheduler"])
             if scaler is not None and stored["scaler"] is not None:
                 scaler.load_state_dict(stored["scaler"])
             state.stopping = Stopping(plan, **stored["stopping"])
@@ -442,7 +446,7 @@ def _all_finite(values: list[Tensor]) -> bool:
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau | CosineSchedule:
-    """Return the schedule of a plan; `step(monitored)` sets the learning rates after an epoch."""
+    """Return the schedule of a plan: a cosine advances before each step, the other by `step(monitored)` of an epoch."""
     if plan.schedule == "cosine":
         return CosineSchedule(optimizer, plan)
     # Without a margin in the plan, torch's own: a hundredth of a percent.
@@ -453,33 +457,22 @@ def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> Reduc
 
 
 class CosineSchedule:
-    """Linear warm-up, then half a cosine wave. The rate depends on the number of epochs only.
+    """Linear warm-up, then half a cosine wave, step by step. The rate depends on the place in the training only.
 
-    (torch's schedules compute the rate from that of the epoch before, and warn about a run that is resumed at the end
-    of an epoch.)
+    (torch's schedules compute the rate from that of the step before, and warn about a run that is resumed.)
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> None:
         self._optimizer, self._plan = optimizer, plan
         self._peaks = [group["lr"] for group in optimizer.param_groups]
-        self.load_state_dict({"num_epochs": 0})
 
-    def step(self, monitored: float, /) -> None:
-        """Set the rates of the next epoch; the monitored metric has no effect."""
-        del monitored
-        self.load_state_dict({"num_epochs": self._num_epochs + 1})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"num_epochs": self._num_epochs}
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        self._num_epochs = state["num_epochs"]
+    def advance(self, num_epochs: float) -> None:
+        """Set the rates of the next step, this many epochs after the start."""
+        plan = self._plan
+        if num_epochs < plan.warmup_epochs:
+            lowest, share = 0.0, plan.warmup_start + (1.0 - plan.warmup_start) * num_epochs / plan.warmup_epochs
+        else:
+            done = (num_epochs - plan.warmup_epochs) / (plan.max_epochs - plan.warmup_epochs)
+            lowest, share = plan.min_lr, (1.0 + math.cos(math.pi * done)) / 2.0
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
-            group["lr"] = self._rate(peak)
-
-    def _rate(self, peak: float) -> float:
-        plan, epoch = self._plan, self._num_epochs
-        if epoch < plan.warmup_epochs:
-            return peak * (plan.warmup_start + (1.0 - plan.warmup_start) * epoch / plan.warmup_epochs)
-        share = (epoch - plan.warmup_epochs) / (plan.max_epochs - plan.warmup_epochs)
-        return plan.min_lr + (peak - plan.min_lr) * (1.0 + math.cos(math.pi * share)) / 2.0
+            group["lr"] = lowest + (peak - lowest) * share

@@ -29,9 +29,9 @@ class TrainingPlan:
             the training loss on the validation split and needs no metric of its own.
         monitor_mode: Whether a larger (`max`) or a smaller (`min`) value is better.
         schedule: Schedule of the learning rate: `plateau` lowers it when nothing improves, `cosine` lets it fall to
-            `min_lr` along half a wave, epoch by epoch, until `max_epochs`.
+            `min_lr` along half a wave, step by step, until `max_epochs`.
         warmup_epochs: Epochs of linear warm-up before the cosine.
-        warmup_start: Share of the learning rate in the first of these epochs.
+        warmup_start: Share of the learning rate in the first step of these epochs.
         plateau_patience: Epochs without improvement before the learning rate falls.
         plateau_factor: Factor of the learning rate when it falls.
         min_lr: Lowest learning rate of the schedule.
