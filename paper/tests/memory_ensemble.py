@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoe_paper.atmosphere.fields import Grid
-from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EmosModel, EnsembleData, EnsembleRecipe
+from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EmosModel, EnsembleData, EnsembleRecipe, PixelModel
 from smoe_paper.ens10.source import TaskName
 from smoe_paper.ens10.store import EnsembleStore
 
@@ -71,6 +71,6 @@ def tiny_recipe(name: str, **changes: Any) -> EnsembleRecipe:
     """A recipe with a network of a few filters and one epoch."""
     recipe = ENSEMBLE_RECIPES[name]
     data = EnsembleData(None, (2000, 2000), (2001, 2001), (2002, 2002))
-    model = recipe.model if isinstance(recipe.model, EmosModel) else replace(recipe.model, filters=4)
+    model = recipe.model if isinstance(recipe.model, EmosModel | PixelModel) else replace(recipe.model, filters=4)
     plan = replace(recipe.training, batch_size=4, max_epochs=1, device="cpu")
     return replace(recipe, **{"data": data, "model": model, "training": plan, **changes})

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -127,21 +128,39 @@ class Emos(nn.Module):
     With the members scaled to about [0, 1], `o0 = sum_i a_i x_i + b` and `o1 = c std(x) + d`, where the standard
     deviation divides by M; `gaussian_head` makes a forecast of them. M + 3 parameters, which start as those of
     `torch.nn.Linear`.
+
+    Args:
+        grid: Rows and columns of `places`.
+        places: What each pixel adds to the numbers of the globe, from 0 on: `none`; `constants`, to b and d; `all`.
     """
 
-    def __init__(self, num_members: int, value_range: tuple[float, float] = (0.0, 1.0)) -> None:
+    def __init__(
+        self,
+        num_members: int,
+        value_range: tuple[float, float] = (0.0, 1.0),
+        grid: tuple[int, int] = (1, 1),
+        places: Literal["none", "constants", "all"] = "none",
+    ) -> None:
         super().__init__()
         self.low, self.high = value_range
         self.num_members = num_members
         self.mean = nn.Linear(num_members, 1)
         self.spread = nn.Linear(1, 1)
+        self.constants = None if places == "none" else nn.Parameter(torch.zeros(*grid, 2))
+        self.factors = nn.Parameter(torch.zeros(*grid, num_members + 1)) if places == "all" else None
 
     def forward(self, members: torch.Tensor) -> torch.Tensor:
         """`(B, M, H, W)` in physical units to `(B, 2, H, W)`."""
         check_input(members, self.num_members)
         scaled = ((members - self.low) / (self.high - self.low)).movedim(1, -1)
         spread = scaled.std(dim=-1, correction=0, keepdim=True)
-        return torch.cat([self.mean(scaled), self.spread(spread)], dim=-1).movedim(-1, 1)
+        output = torch.cat([self.mean(scaled), self.spread(spread)], dim=-1)
+        if self.constants is not None:
+            output = output + self.constants
+        if self.factors is not None:
+            weighted = self.factors * torch.cat([scaled, spread], dim=-1)
+            output = output + torch.stack([weighted[..., :-1].sum(dim=-1), weighted[..., -1]], dim=-1)
+        return output.movedim(-1, 1)
 
 
 # Output channels of a block for each of its filters.

@@ -24,6 +24,7 @@ from smoe_paper.ens10.recipes import (
     ENSEMBLE_RECIPES,
     EmosModel,
     EnsembleModel,
+    PixelModel,
     SpatialMoEUNetModel,
     UNetModel,
 )
@@ -51,6 +52,36 @@ def test_parameters_of_ens10() -> None:
     assert count_parameters(build_small(UNetModel())) == (633_698, 0)
     assert count_parameters(build_small(SpatialMoEUNetModel())) == (633_698 + 3 * kernels, gates)
     assert count_parameters(build_small(EmosModel())) == (5 + 3, 0)
+
+
+def test_rivals_know_the_place_and_start_without_it() -> None:
+    """Each pixel's numbers start where they change nothing, and each receives a gradient of its own pixel."""
+    statistics, members = torch.randn(2, 14, 9, 8), torch.rand(2, 5, 9, 8)
+    places = {
+        PixelModel(hidden=0, embedding=2): 2 * 72,
+        PixelModel(): 8 * 72 + (22 * 64 + 64) + (64 * 64 + 64) + (64 * 2 + 2),
+        EmosModel(places="constants"): 8 + 2 * 72,
+        EmosModel(places="all"): 8 + (2 + 6) * 72,
+        UNetModel(learned_channels=8): 633_698 + 8 * (72 + 9 * 32),
+        UNetModel(local_affine=True): 633_698 + 2 * (128 * 72 + (128 + 96) * 16 + (256 + 192) * 4),
+    }
+    for model, number in places.items():
+        torch.manual_seed(0)
+        net = build_small(model)
+        tables = [p for p in net.parameters() if set(p.shape) >= {9, 8}]
+        assert tables, model
+        assert count_parameters(net) == (number, 0), model
+        input = members if isinstance(model, EmosModel) else statistics
+        first = net(input)
+        assert first.shape == (2, 2, 9, 8)
+        first[..., 3, 5].sum().backward()
+        for table in tables:
+            gradient = table.grad
+            assert gradient is not None and gradient.abs().sum() > 0, model
+            if not isinstance(model, UNetModel):
+                kept = gradient.reshape(-1, 9, 8) if table.shape[-1] == 8 else gradient.movedim(-1, 0)
+                kept[:, 3, 5] = 0.0
+                assert kept.abs().sum() == 0, model
 
 
 def test_gates_are_shared_by_grid_and_bank_but_not_across_the_trunks() -> None:

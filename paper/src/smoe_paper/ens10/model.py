@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 
 from smoe.errors import DataError
+from smoe.nn import LocalAffine
 from smoe.regression._nets import UNet, start_as_torch
 from smoe.training.task import Metric, Task
+from smoe_paper.baselines.layers import LearnedChannels
 from smoe_paper.ens10 import recipes
 from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 from smoe_paper.experiments.experiment import SPLITS, Notify
@@ -35,10 +38,46 @@ VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (21
 
 def build_model(model: recipes.EnsembleModel, learning: Learning, store: EnsembleStore) -> torch.nn.Module:
     """Returns a model from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`."""
-    if isinstance(model, recipes.EmosModel):
-        return Emos(store.num_members, VALUE_RANGES[store.task])
-    net = UNet(len(store.channels), filters=model.filters)
-    return net if isinstance(model, recipes.UNetModel) else _convert(net, model, learning, store)
+    num_channels, grid = len(store.channels), store.grid.shape
+    match model:
+        case recipes.EmosModel():
+            return Emos(store.num_members, VALUE_RANGES[store.task], grid, model.places)
+        case recipes.PixelModel():
+            return _make_pixel_net(model, num_channels, grid)
+        case recipes.SpatialMoEUNetModel():
+            return _convert(UNet(num_channels, filters=model.filters), model, learning, store)
+    net = UNet(num_channels + model.learned_channels, filters=model.filters)
+    if model.local_affine:
+        _add_local_affine(net, grid)
+    return torch.nn.Sequential(LearnedChannels(model.learned_channels, grid), net) if model.learned_channels else net
+
+
+def _add_local_affine(net: UNet, grid: tuple[int, int]) -> None:
+    levels = [*enumerate(net.encoder), *zip((2, 1, 0), net.decoder, strict=True)]
+    for level, block in levels:
+        for name in ("first", "second"):
+            conv = getattr(block, name)
+            affine = LocalAffine(len(conv.weight), (grid[0] >> level, grid[1] >> level))
+            setattr(block, name, torch.nn.Sequential(conv, affine))
+
+
+def _make_pixel_net(model: recipes.PixelModel, num_channels: int, grid: tuple[int, int]) -> torch.nn.Module:
+    if not model.hidden:
+        return MapOfErrors(grid)
+    widths = (num_channels + model.embedding, model.hidden, model.hidden, 2)
+    layers = [layer for pair in pairwise(widths) for layer in (torch.nn.Conv2d(*pair, 1), torch.nn.ReLU())]
+    return torch.nn.Sequential(LearnedChannels(model.embedding, grid), *layers[:-1])
+
+
+class MapOfErrors(torch.nn.Module):
+    """Two learned numbers for each pixel, whatever the input."""
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.fields = LearnedChannels(2, grid)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.fields(input[:, :0])
 
 
 def trunk(name: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from smoe.rules import Frozen, RoutingClassification, Rule
+from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum, check_year_ranges
@@ -24,6 +24,9 @@ class _UNetSize:
 class UNetModel(_UNetSize):
     """The U-Net of ENS-10."""
 
+    local_affine: bool = False  # A learned scale and offset for each pixel and channel, behind each convolution.
+    learned_channels: int = 0  # Number of channels of learned numbers, one for each pixel, beside the input.
+
 
 @dataclass(frozen=True)
 class SpatialMoEUNetModel(GateOptions, _UNetSize):
@@ -38,8 +41,19 @@ class SpatialMoEUNetModel(GateOptions, _UNetSize):
 class EmosModel:
     """EMOS: one linear regression of the members and one of their spread, for the whole globe."""
 
+    # What each pixel adds to the numbers of the globe: nothing, constants (a map of errors), or all.
+    places: Literal["none", "constants", "all"] = "none"
 
-EnsembleModel = UNetModel | SpatialMoEUNetModel | EmosModel
+
+@dataclass(frozen=True)
+class PixelModel:
+    """Networks of a pixel, the same at all pixels but for learned numbers of each (Rasp and Lerch, 2018)."""
+
+    hidden: int = 64  # Width of the two hidden layers; 0: the output is the learned numbers, a map of mean errors.
+    embedding: int = 8  # Learned numbers of each pixel.
+
+
+EnsembleModel = UNetModel | SpatialMoEUNetModel | EmosModel | PixelModel
 
 
 @dataclass(frozen=True)
@@ -132,6 +146,17 @@ def paper_results(recipe: str, task: str, members: int) -> tuple[PublishedResult
 
 Task = Literal["z500", "t850", "t2m"]
 _LABELS = {"ens10/emos": "EMOS", "ens10/unet": "U-Net", "ens10/smoe": "SMoE U-Net"}
+_DEFAULT = SpatialMoEUNetModel(gate="factorised", expert_ratio=2.0, order="families", bias="expert", local_affine=True)
+# Rows that the paper does not have: the simplest rivals that know the place, and layers with default arguments.
+_RIVALS: dict[str, EnsembleModel] = {
+    "Map of mean errors": PixelModel(hidden=0, embedding=2),
+    "EMOS, map of errors": EmosModel(places="constants"),
+    "EMOS of each pixel": EmosModel(places="all"),
+    "Pixel network with embedding": PixelModel(),
+    "U-Net, 8 learned input channels": UNetModel(learned_channels=8),
+    "U-Net, local affine": UNetModel(local_affine=True),
+    "SMoE U-Net, defaults": _DEFAULT,
+}
 _TITLES: dict[Task, str] = {"z500": "Z500, in m2/s2", "t850": "T850, in K", "t2m": "T2m, in K"}
 _SCALES = ("paper", "small")
 
@@ -156,11 +181,14 @@ def _of(recipe: EnsembleRecipe, task: Task, members: int) -> EnsembleRecipe:
 
 
 def _variable(task: Task) -> ResultTable:
-    rows = [
-        (f"{label}; {members} members", _of(ENSEMBLE_RECIPES[name], task, members), *paper_results(name, task, members))
-        for members in MEMBERS
-        for name, label in _LABELS.items()
-    ]
+    rows: list[Any] = []
+    for members in MEMBERS:
+        for name, label in _LABELS.items():
+            recipe = _of(ENSEMBLE_RECIPES[name], task, members)
+            rows.append((f"{label}; {members} members", recipe, *paper_results(name, task, members)))
+        for label, model in _RIVALS.items():
+            recipe = replace(ENSEMBLE_RECIPES["ens10/unet"], model=model, rule=StraightThrough())
+            rows.append((f"{label}; {members} members", _of(recipe, task, members)))
     references = tuple(reference_name(task, members, scale) for scale in _SCALES for members in MEMBERS)
     title = f"Correcting an ensemble's {_TITLES[task]}"
     options: dict[str, Any] = {"references": references, "metrics": _metrics(task)}
@@ -205,12 +233,13 @@ _SIMULATED_LR, _EMOS_LR = 3e-4, 1e-2
 
 
 def _small(recipe: EnsembleRecipe) -> EnsembleRecipe:
-    model = recipe.model if isinstance(recipe.model, EmosModel) else replace(recipe.model, filters=16)
+    model, is_pixel = recipe.model, isinstance(recipe.model, EmosModel | PixelModel)
+    model = replace(model, filters=16) if isinstance(model, _UNetSize) else model
     data = replace(SIMULATED, task=recipe.data.task, members=recipe.data.members)
     patience = dict.fromkeys(("max_epochs", "plateau_patience", "early_stop_patience"), _SIMULATED_EPOCHS)
     training = replace(recipe.training, **patience)
     # The paper's 1e-5 takes 2,200 steps on 127 times as many pixels; here it would hardly change the weights.
-    optimizer = replace(recipe.optimizer, lr=_EMOS_LR if isinstance(model, EmosModel) else _SIMULATED_LR)
+    optimizer = replace(recipe.optimizer, lr=_EMOS_LR if is_pixel else _SIMULATED_LR)
     return replace(recipe, data=data, model=model, training=training, optimizer=optimizer)
 
 
@@ -235,8 +264,8 @@ class EnsembleExperiment(Experiment):
             Scale(
                 "small",
                 "simulated ensemble at 5.625 degrees, a year each to train, to choose the best weights and to test; "
-                f"U-Nets of 16 filters; {_SIMULATED_EPOCHS} epochs at a learning rate of {_SIMULATED_LR:g} (EMOS: "
-                f"{_EMOS_LR:g})",
+                f"U-Nets of 16 filters; {_SIMULATED_EPOCHS} epochs at a learning rate of {_SIMULATED_LR:g} (EMOS "
+                f"and other networks of a pixel: {_EMOS_LR:g})",
                 _small,
                 kind="simulated",
             ),
