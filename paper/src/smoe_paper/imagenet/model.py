@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -16,7 +15,13 @@ from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_added_layer
 from smoe_paper.imagenet import recipes
-from smoe_paper.imagenet.folders import AugmentedFolderImages, FolderImages, find_class_folders, find_classes, hold_out
+from smoe_paper.imagenet.folders import (
+    AugmentedFolderImages,
+    ClassFolders,
+    FolderImages,
+    find_class_folders,
+    hold_out,
+)
 from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, MeanCrossEntropy
 from smoe_paper.models import ResNet, start_as_torchvision
@@ -101,34 +106,30 @@ def _start(layer: nn.SpatialMoE2d) -> None:
 def build_task(recipe: recipes.ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
     if recipe.data.root is None:
         raise DataError("no images are named: give the folder that holds train and val as --data.root FOLDER")
-    classes = find_classes(recipe.data.root / "train")
-    samples = make_splits(recipe, recipe.data.root, classes, splits)
+    whole = find_class_folders(recipe.data.root / "train")
+    samples = make_splits(recipe, whole, splits)
     for split, images in samples.items():
-        notify(f"{split}: {len(images):,} images of {len(classes):,} classes")
-    return make_task(recipe, len(classes), samples)
-
-
-Samples = FolderImages | AugmentedFolderImages
+        notify(f"{split}: {len(images):,} images of {len(whole.classes):,} classes")
+    return make_task(recipe, len(whole.classes), samples)
 
 
 def make_splits(
-    recipe: recipes.ImageNetRecipe, root: Path, classes: tuple[str, ...], splits: tuple[str, ...]
-) -> dict[str, Samples]:
+    recipe: recipes.ImageNetRecipe, whole: ClassFolders, splits: tuple[str, ...]
+) -> dict[str, FolderImages]:
     """The samples of each split: `val` is the test split, and the validation split is a part of `train`."""
-    data, made = recipe.data, dict[str, Samples]()
-    if "train" in splits or ("validation" in splits and data.held_out_per_class):
-        kept, held = hold_out(find_class_folders(root / "train"), data.held_out_per_class)
-        made["train"] = AugmentedFolderImages(kept, data.train_size, recipe.augmentation, recipe.seed)
-        made["validation"] = FolderImages(held, data.resize, data.crop)
+    data = recipe.data
+    views = (data.resize, data.crop)
+    made: dict[str, FolderImages] = {}
     if "test" in splits or not data.held_out_per_class:
-        made["test"] = FolderImages(find_class_folders(root / "val", classes), data.resize, data.crop)
-    if not data.held_out_per_class:
-        made["validation"] = made["test"]
+        made["test"] = FolderImages(find_class_folders(whole.folder.with_name("val"), whole.classes), *views)
+    kept, held = hold_out(whole, data.held_out_per_class)
+    made["train"] = AugmentedFolderImages(kept, data.train_size, recipe.seed)
+    made["validation"] = FolderImages(held, *views) if data.held_out_per_class else made["test"]
     return {split: made[split] for split in splits}
 
 
 def make_task(
-    recipe: recipes.ImageNetRecipe, num_classes: int = 1000, samples: Mapping[str, Samples] | None = None
+    recipe: recipes.ImageNetRecipe, num_classes: int = 1000, samples: Mapping[str, FolderImages] | None = None
 ) -> Task:
     data = recipe.data
     torch.manual_seed(recipe.seed)
@@ -138,7 +139,7 @@ def make_task(
     return assemble_task(
         recipe,
         model,
-        CrossEntropy(recipe.label_smoothing),
+        CrossEntropy(label_smoothing=0.1),
         [Accuracy((1, 5)), MeanCrossEntropy()],
         samples,
         for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,

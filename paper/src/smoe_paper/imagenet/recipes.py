@@ -16,34 +16,6 @@ from smoe_paper.images.recipes import IMAGE_RULE, accuracy_result
 
 
 @dataclass(frozen=True)
-class Augmentation:
-    """Augmentations of training images, in this order; the defaults are those of torchvision's ResNet-50 recipe."""
-
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # Smallest and largest share of the image's area in a crop.
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # Smallest and largest ratio of width to height of a crop.
-    flip: float = 0.5  # Probability of mirroring an image.
-    trivial_augment: bool = True  # Apply one random operation of random strength to each image (TrivialAugment, wide).
-    erasing: float = 0.1  # Probability of erasing a rectangle.
-    mixup: float = 0.2  # Parameter of mixup's Beta distribution; 0 disables mixup.
-    # Parameter of CutMix's Beta distribution; 0 disables CutMix. With both, each batch uses one of them.
-    cutmix: float = 1.0
-
-    def __post_init__(self) -> None:
-        low, high = self.crop_scale
-        rules = {
-            "crop_scale": 0.0 < low <= high <= 1.0,
-            "crop_ratio": 0.0 < self.crop_ratio[0] <= self.crop_ratio[1],
-            "flip": 0.0 <= self.flip <= 1.0,
-            "erasing": 0.0 <= self.erasing <= 1.0,
-            "mixup": self.mixup >= 0.0,
-            "cutmix": self.cutmix >= 0.0,
-        }
-        wrong = next((name for name, holds in rules.items() if not holds), None)
-        if wrong is not None:
-            raise ValueError(f"{wrong} is out of its range, got {getattr(self, wrong)}; see its description")
-
-
-@dataclass(frozen=True)
 class _Size:
     """Common options of all variants."""
 
@@ -137,12 +109,6 @@ class ImageNetRecipe(Recipe):
     rule: Rule = IMAGE_RULE
     optimizer: Adam | SgdMomentum = field(default_factory=lambda: SgdMomentum(gate_lr=10.0))
     training: TrainingPlan = IMAGENET_TRAINING
-    augmentation: Augmentation = field(default_factory=Augmentation)  # Augmentation of the training images.
-    label_smoothing: float = 0.1  # Share of the target that is distributed over all classes.
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
 
 
 # As for the small classifiers (measurements in docs/images.md): a smooth start, an order that the training of the
