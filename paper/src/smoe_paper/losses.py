@@ -1,4 +1,4 @@
-"""Losses of the experiments: of fields on a globe, of corrected ensembles and of classifiers."""
+"""Losses of the experiments: of fields on a globe, and of corrected ensembles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from smoe.losses import gaussian_crps, latitude_weights
@@ -77,28 +76,3 @@ def corrected_crps(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tens
     shift, std = gaussian_correction(prediction, spread)
     # Relative to the ensemble's mean: next to a geopotential of 50,000 the correction would keep four digits only.
     return gaussian_crps(shift, std, truth - mean)
-
-
-class CrossEntropy(nn.Module):
-    """The mean cross-entropy over a batch, of classes `(B,)` or probabilities `(B, N)`."""
-
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        super().__init__()
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-        self.label_smoothing = label_smoothing
-
-    def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        check_classes(prediction, target)
-        return F.cross_entropy(prediction, target, label_smoothing=self.label_smoothing)
-
-
-def check_classes(prediction: torch.Tensor, target: torch.Tensor) -> None:
-    """Raises a ValueError unless these are logits `(B, N)` and integer classes `(B,)` or probabilities `(B, N)`."""
-    is_index = target.ndim == 1 and not target.is_floating_point()
-    is_share = target.ndim == 2 and target.is_floating_point() and target.shape == prediction.shape
-    if prediction.ndim != 2 or len(target) != len(prediction) or not (is_index or is_share):
-        raise ValueError(
-            "prediction must be logits (B, N) and target integer classes (B,) or probabilities (B, N), got "
-            f"{tuple(prediction.shape)} and {target.dtype} of {tuple(target.shape)}"
-        )

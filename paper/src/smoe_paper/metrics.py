@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import scoringrules
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from smoe.losses import latitude_weights
 from smoe.training.task import Metric
-from smoe_paper.losses import check_classes, corrected_crps, gaussian_correction
+from smoe_paper.losses import corrected_crps, gaussian_correction
 
 
 def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,67 +111,39 @@ class PercentWithin(Percentage):
         return totals
 
 
-Inverse = Callable[[Tensor], Tensor]
+class LatitudeWeightedRMSE(Metric):
+    """Root of the mean over times and pixels: `sqrt(mean_{t,lat,lon} w(lat) (f - o)^2)`, as `rmse_z_500`.
 
-
-class LatitudeWeightedMAE(Metric):
-    """Mean absolute error of fields on the globe, `mean_{t,lat,lon} w(lat) |f - o|`, as `mae_z_500`.
+    The time mean is inside the root, as in WeatherBench's code and so in the tables of the paper.
 
     Args:
         channel_names: Channels of prediction and target, such as `z_500`, in their order.
         latitude: Latitude of each row in degrees, `(H,)`.
         scales: Standard deviation that each channel was divided by; 1 where the values are physical already.
-        inverses: Functions from normalised to physical values, by channel name, for channels that were not only
-            shifted and scaled, such as the logarithm of precipitation. The scale of such a channel is not used.
     """
-
-    prefix = "mae"
 
     def __init__(
         self,
         channel_names: Sequence[str],
         latitude: Sequence[float] | np.ndarray,
         scales: Sequence[float] | np.ndarray,
-        *,
-        inverses: Mapping[str, Inverse] | None = None,
     ) -> None:
-        self.channel_names = tuple(channel_names)
-        self.names = tuple(f"{self.prefix}_{name}" for name in self.channel_names)
+        self.names = tuple(f"rmse_{name}" for name in channel_names)
         self.weights = latitude_weights(latitude)
         self.scales = tuple(float(scale) for scale in scales)
-        self.inverses = dict(inverses or {})
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
         prediction, target = check_pair(prediction, target)
-        expected = (len(self.channel_names), len(self.weights))
+        expected = (len(self.names), len(self.weights))
         if prediction.ndim != 4 or prediction.shape[1:3] != expected:
             raise ValueError(
-                f"prediction must have shape (B, {expected[0]}, {expected[1]}, W) for {', '.join(self.channel_names)}, "
+                f"prediction must have shape (B, {expected[0]}, {expected[1]}, W) for {', '.join(self.names)}, "
                 f"got {tuple(prediction.shape)}"
             )
         # Subtracted before they are scaled: a shift by a large mean would cost digits.
         differences = (prediction - target) * prediction.new_tensor(self.scales)[:, None, None]
-        for channel, name in enumerate(self.channel_names):
-            if name in self.inverses:
-                inverse = self.inverses[name]
-                differences[:, channel] = inverse(prediction[:, channel]) - inverse(target[:, channel])
-        of_rows = self._statistic(differences).sum((0, -1), dtype=torch.float64)
+        of_rows = differences.square_().sum((0, -1), dtype=torch.float64)
         return _with_count(of_rows @ self.weights.to(of_rows.device), differences[:, 0].numel())
-
-    def _statistic(self, differences: Tensor) -> Tensor:
-        return differences.abs_()
-
-
-class LatitudeWeightedRMSE(LatitudeWeightedMAE):
-    """Root of the mean over times and pixels: `sqrt(mean_{t,lat,lon} w(lat) (f - o)^2)`, as `rmse_z_500`.
-
-    The time mean is inside the root, as in WeatherBench's code and so in the tables of the paper.
-    """
-
-    prefix = "rmse"
-
-    def _statistic(self, differences: Tensor) -> Tensor:
-        return differences.square_()
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
         return math.sqrt(sums[0] / count)
@@ -248,7 +218,6 @@ class MeanCrossEntropy(Metric):
     names = ("cross_entropy",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        check_classes(prediction, target)
         # A sum of many in float32 would lose digits.
         target = target.double() if target.is_floating_point() else target.long()
         total = F.cross_entropy(prediction.detach().double(), target, reduction="sum")
@@ -325,40 +294,3 @@ def has_efi(target: Tensor) -> Tensor:
     """Whether each sample of a target `(B, 4, H, W)` has an EFI at one pixel at least, `(B,)`."""
     efi = target[:, 3]
     return ~efi.isnan().all(dim=(1, 2)) if efi.numel() else torch.zeros(len(efi), dtype=torch.bool)
-
-
-class EnsembleCRPS(Metric):
-    """Mean CRPS of the members `(B, M, H, W)`, as `ensemble_crps`.
-
-    `fair_ensemble_crps` is the expected score of infinitely many members of which these are a sample.
-    """
-
-    def __init__(self, *, fair: bool = False) -> None:
-        self.estimator = "fair" if fair else "nrg"
-        self.names = ("fair_ensemble_crps" if fair else "ensemble_crps",)
-
-    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        members, target = promote_pair(prediction, target)
-        # Relative to the truth, as large numbers with small differences would cost digits.
-        errors = members - target[:, :1]
-        zeros = torch.zeros_like(errors[:, 0])
-        crps: Any = scoringrules.crps_ensemble(zeros, errors, m_axis=1, estimator=self.estimator, backend="torch")
-        return _mean_totals(crps)
-
-
-class EnsembleSpreadSkill(GaussianSpreadSkill):
-    """Spread over skill of the members, as `ensemble_spread_skill`.
-
-    The root of `(M + 1) / M` times the mean unbiased variance, over the root mean squared error of the ensemble's mean.
-    With the factor, which stands for the error of a mean of M members, it is 1 if the truth is as another member.
-    """
-
-    names = ("ensemble_spread_skill",)
-
-    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        members, target = promote_pair(prediction, target)
-        num_members = members.shape[1]
-        # Relative to the truth, so that the mean of large numbers does not cost digits.
-        errors = members - target[:, :1]
-        variance = errors.var(dim=1) * ((num_members + 1) / num_members)
-        return _mean_totals(variance, errors.mean(dim=1).square())

@@ -16,7 +16,6 @@ from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import Learning, count_parameters
 from smoe_paper.images.data import DrawnImages
 from smoe_paper.images.model import build_task
-from smoe_paper.images.pictures import mean_images
 from smoe_paper.images.recipes import (
     IMAGE_MODELS,
     IMAGE_RECIPES,
@@ -163,12 +162,3 @@ def test_cifar10_end_to_end(tmp_path, name, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "accuracy" in out
     assert f"{IMAGE_RECIPES[f'cifar10/{name}'].data.name}/{name}, test split" in out
-
-
-def test_mean_images(mnist):
-    task = build_task(small_recipe(mnist, ConvClassifierModel(filters=2)), ("test",), notify=silently)
-    means = mean_images(task.splits["test"], 10)  # type: ignore[arg-type]
-    assert means.shape == (10, 28, 28)
-    # The bright row of class 3 is the ninth.
-    assert means[3].mean(axis=1).argmax() == 8
-    assert means.max() == 1.0

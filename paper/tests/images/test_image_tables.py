@@ -9,7 +9,6 @@ from smoe.rules import RoutingClassification
 from smoe_paper.experiments.runs import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Scale, markdown
-from smoe_paper.images.pictures import draw_tables
 from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGES, ImageRecipe, SpatialMoEClassifierModel
 
 
@@ -62,8 +61,3 @@ def test_a_table_from_nothing(tmp_path, monkeypatch):
         store.write(run.key, train_run(run, runs_dir) or {})
     text = markdown(experiment, table, store)
     assert text.count("| tiny |") == 1
-    monkeypatch.setattr(type(IMAGES), "tables", experiment)
-    pictures = draw_tables([table], store, runs_dir, tmp_path, root)
-    assert pictures == [tmp_path / "mnist-routing.png"]
-    assert all(path.stat().st_size > 10_000 for path in pictures)
-    assert draw_tables(experiment.select("images/routing"), store, runs_dir, tmp_path, root) == []

@@ -1,27 +1,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
 import pytest
-import scores.probability
 import scoringrules
 import torch
-import xarray as xr
 from torch import Tensor
 
 from smoe.training.task import Metric
 from smoe_paper.metrics import (
     EECRPS,
     EfiDates,
-    EnsembleCRPS,
-    EnsembleSpreadSkill,
     GaussianCRPS,
     GaussianSpreadSkill,
 )
-
-GRID = np.linspace(90.0, -90.0, 7)
 
 
 def score(metric: Metric, prediction: Tensor, target: Tensor) -> dict[str, float]:
@@ -36,23 +28,6 @@ def random_forecasts() -> tuple[Tensor, Tensor]:
     target[:, 0] += torch.randn(5, 7, 6, generator=generator, dtype=torch.float64)
     target[:, 3] = 2 * target[:, 3] - 1
     return output, target
-
-
-def random_ensemble(num_members: int = 5) -> tuple[Tensor, Tensor]:
-    """Members and truth in whole numbers, so that there are ties."""
-    generator = torch.Generator().manual_seed(2)
-    members = (2 * torch.randn(4, num_members, 7, 6, generator=generator)).round().double()
-    return members, (2.5 * torch.randn(4, 1, 7, 6, generator=generator)).round().double()
-
-
-def as_arrays(members: Tensor, truth: Tensor) -> tuple[xr.DataArray, xr.DataArray]:
-    forecast = xr.DataArray(members.numpy(), dims=("time", "member", "lat", "lon"), coords={"lat": GRID})
-    return forecast, xr.DataArray(truth[:, 0].numpy(), dims=("time", "lat", "lon"), coords={"lat": GRID})
-
-
-def values_of(result: object) -> np.ndarray:
-    assert isinstance(result, xr.DataArray)
-    return result.to_numpy()
 
 
 def pixel_target(truth: list[list[float]], spread: float = 1.0) -> Tensor:
@@ -84,29 +59,11 @@ def test_dates_without_an_efi_do_not_count_and_a_hole_in_one_is_told() -> None:
     assert math.isnan(score(EECRPS(), output, target)["eecrps"])
 
 
-@pytest.mark.parametrize(
-    ("fair", "method", "name"), [(False, "ecdf", "ensemble_crps"), (True, "fair", "fair_ensemble_crps")]
-)
-def test_ensemble_crps_is_that_of_scores(fair: bool, method: Any, name: str) -> None:
-    members, truth = random_ensemble()
-    forecast, observed = as_arrays(members, truth)
-    theirs = values_of(
-        scores.probability.crps_for_ensemble(forecast, observed, "member", method=method, preserve_dims="all")
-    )
-    assert score(EnsembleCRPS(fair=fair), members, truth)[name] == pytest.approx(theirs.mean(), rel=1e-10)
-
-
 def test_spread_over_skill_by_hand() -> None:
     # Shift o0 * s = 1, spread exp(o1) * s = 2 * 2 = 4; truth 3, 1 / 1, 5: errors 2, 0 / 0, 4, mean square 5.
     prediction = torch.stack([torch.full((2, 2), 0.5), torch.full((2, 2), math.log(2.0))])[None]
     target = pixel_target([[3.0, 1.0], [1.0, 5.0]], spread=2.0)
     assert score(GaussianSpreadSkill(), prediction, target) == {"spread_skill": pytest.approx(math.sqrt(16 / 5))}
-    # Members 1 and 3: mean 2, unbiased variance 2, times 3/2 is 3. Truth 2, 2 / 2, 6: mean square 16 / 4.
-    members = torch.tensor([1.0, 3.0])[None, :, None, None].expand(1, 2, 2, 2)
-    truth = torch.tensor([[[[2.0, 2.0], [2.0, 6.0]]]])
-    expected = {"ensemble_spread_skill": pytest.approx(math.sqrt(3 / 4))}
-    assert score(EnsembleSpreadSkill(), members, truth) == expected
-    assert score(EnsembleSpreadSkill(), members, torch.full((1, 1, 2, 2), 2.0))["ensemble_spread_skill"] == math.inf
 
 
 @pytest.mark.parametrize("channel", [0, 1, 2])
@@ -115,7 +72,3 @@ def test_not_a_number_is_told(channel: int) -> None:
     target[1, channel, 2, 3] = math.nan
     for metric in (GaussianCRPS(), EECRPS(), GaussianSpreadSkill()):
         assert all(math.isnan(value) for value in score(metric, output, target).values())
-    members, truth = random_ensemble()
-    members[1, channel, 2, 3] = math.nan
-    for metric in (EnsembleCRPS(), EnsembleSpreadSkill()):
-        assert all(math.isnan(value) for value in score(metric, members, truth).values())

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler
 
 from smoe.reports.run_report import Places
-from smoe.training.task import Metric, MetricSums, load_batches
+from smoe.training.task import MetricSums, load_batches
 from smoe_paper.ens10.model import make_scores, open_store
 from smoe_paper.ens10.recipes import (
     ENSEMBLE_RECIPES,
@@ -28,25 +28,18 @@ from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.losses import gaussian_head
-from smoe_paper.metrics import EnsembleCRPS, EnsembleSpreadSkill
 
 RAW = "raw ensemble"
 
 
 def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size: int = 8) -> dict[str, float]:
-    """Scores an ensemble twice: as the normal distribution of its mean and spread, and by its members.
-
-    The scores of the distribution have the names of the models' scores (`crps`, `eecrps`, ...), which correct it.
-    """
-    samples = EnsembleSamples(store, years, inputs="members")
-    of_members: list[Metric] = [EnsembleCRPS(), EnsembleCRPS(fair=True), EnsembleSpreadSkill()]
-    of_normal, of_ensemble = MetricSums(make_scores(has_efi=store.efi is not None)), MetricSums(of_members)
+    """Scores the normal distribution of an ensemble's mean and spread, which the models correct."""
+    samples, sums = EnsembleSamples(store, years), MetricSums(make_scores(has_efi=store.efi is not None))
     batches = BatchSampler(range(len(samples)), batch_size, drop_last=False)
-    for members, target in load_batches(samples, batches, EnsembleSamples.collate, "cpu"):
+    for _, target in load_batches(samples, batches, EnsembleSamples.collate, "cpu"):
         # From zeros the head makes the ensemble's own mean and spread.
-        of_normal.add(torch.zeros(len(target), 2, *target.shape[2:]), target)
-        of_ensemble.add(members, target)
-    return of_normal.values() | of_ensemble.values()
+        sums.add(torch.zeros(len(target), 2, *target.shape[2:]), target)
+    return sums.values()
 
 
 def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -98,7 +91,7 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
         remarks=(
             f"{store.task} from {store.num_members} members. crps, eecrps: of the normal distributions, as in ENS-10, "
             "without latitude weights; spread_skill: spread over error, 1 is right; efi_dates: forecasts with an "
-            "extreme forecast index, which eecrps is the mean over; ensemble_, fair_: of the members. The paper's are "
-            "of ENS-10, 2016-2017: they can be compared with a run on these data only.",
+            "extreme forecast index, which eecrps is the mean over. The paper's are of ENS-10, 2016-2017: they can be "
+            "compared with a run on these data only.",
         ),
     )

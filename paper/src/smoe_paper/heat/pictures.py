@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.axes import Axes
@@ -20,14 +18,13 @@ from smoe.views import save_picture
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.runs import kept_run
 from smoe_paper.experiments.stored_runs import RunStore
-from smoe_paper.experiments.tables import Outcome, ResultTable, Row, outcomes
+from smoe_paper.experiments.tables import ResultTable, Row, outcomes
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.heat.data import diffusion_stencil, make_region_map
 from smoe_paper.heat.recipes import HeatDiffusion
-from smoe_paper.heat.tables import DAMPINGS, HEAT, QUANTILES, SMOE, grid_recipe
+from smoe_paper.heat.tables import HEAT, SMOE
 from smoe_paper.models import SpatialMoENet
 
-METRIC = "within_1_percent"
 _UNUSED = "#B8B8B8"
 
 
@@ -61,8 +58,7 @@ def draw_routing(
         axes.set(title=title, xticks=[], yticks=[])
         for place, (name, kernel, colour) in enumerate(zip(names, kernels, colours, strict=True)):
             axes = figure.add_subplot(layout[number, 1 + place])
-            largest = float(np.abs(stencils).max())
-            show_numbers(axes, kernel, "PuOr_r", 3, limits=(-largest, largest), fontsize=7)
+            show_kernel(axes, kernel, float(np.abs(stencils).max()))
             axes.set_title(name, fontsize=9)
             axes.set(xticks=[], yticks=[], aspect="equal")
             for spine in axes.spines.values():
@@ -101,8 +97,6 @@ def draw_tables(
         pictures += _draw_accuracies(names["heat/main"].rows, store, output_dir / "accuracy.png")
     if "heat/starts" in names:
         pictures += _draw_accuracies(names["heat/starts"].rows, store, output_dir / "starts.png")
-    if "heat/quantile-damping" in names:
-        pictures += _draw_quantile_damping(store, output_dir / "quantile-damping.png")
     return pictures
 
 
@@ -130,45 +124,6 @@ def _draw_accuracies(rows: Sequence[Row], store: RunStore, path: Path) -> Iterat
     yield path
 
 
-def _draw_quantile_damping(store: RunStore, path: Path) -> Iterator[Path]:
-    cells = {
-        (row, column): outcomes(HEAT.tables, Row(("",), grid_recipe(quantile, damping)), store)
-        for row, quantile in enumerate(QUANTILES)
-        for column, damping in enumerate(DAMPINGS)
-    }
-    # Epochs of different scales cannot be compared: the scale of most cells is drawn.
-    scales = Counter(outcome.scale.name for found in cells.values() for outcome in found)
-    if not scales:
-        return
-    scale = scales.most_common(1)[0][0]
-    accuracy = np.full((len(QUANTILES), len(DAMPINGS)), np.nan)
-    epochs = accuracy.copy()
-    for place, found in cells.items():
-        for outcome in (outcome for outcome in found if outcome.scale.name == scale):
-            mean = outcome.mean(METRIC)
-            accuracy[place] = np.nan if mean is None else mean
-            epochs[place] = _epochs_to_all(outcome)
-    figure = Figure(figsize=(8.4, 1.4 + 0.4 * len(QUANTILES)), layout="constrained")
-    all_axes = figure.subplots(1, 2)
-    show_numbers(all_axes[0], accuracy, "viridis", 1)
-    show_numbers(all_axes[1], epochs, "viridis_r", 0)
-    titles = ("test pixels within 1 %, in %", f"{scale} epochs to 100 % (blank: not all seeds)")
-    for axes, title in zip(all_axes, titles, strict=True):
-        axes.set_xticks(range(len(DAMPINGS)), ["none" if damping is None else f"{damping:g}" for damping in DAMPINGS])
-        axes.set_yticks(range(len(QUANTILES)), [f"{quantile:g}" for quantile in QUANTILES])
-        axes.set(xlabel="damping factor", ylabel="error quantile")
-        axes.set_title(title, fontsize=10.5)
-    save_picture(figure, path)
-    yield path
-
-
-def _epochs_to_all(outcome: Outcome) -> float:
-    """Mean number of epochs to 100 %; NaN if a seed did not reach it."""
-    values = outcome.values(METRIC)
-    is_everywhere = len(values) == len(outcome.results) and min(values, default=0.0) == 100.0
-    return outcome.best_epoch or np.nan if is_everywhere else np.nan
-
-
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
     """The grid, and the stencil of each diffusivity."""
     del split, notify
@@ -183,21 +138,11 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
-def show_numbers(
-    axes: Axes,
-    values: np.ndarray,
-    palette: str,
-    decimals: int,
-    limits: tuple[float | None, float | None] = (None, None),
-    fontsize: float = 10,
-) -> None:
-    """Show a matrix as colours with a number in each cell; NaN is left blank."""
-    shown = np.ma.masked_invalid(values)
-    image = axes.imshow(shown, cmap=palette, aspect="auto", vmin=limits[0], vmax=limits[1])
-    for (row, column), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            red, green, blue, _ = matplotlib.colormaps[palette](image.norm(value))
-            colour = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
-            # Adding 0.0 turns -0.0 into 0.0.
-            text = f"{round(float(value), decimals) + 0.0:.{decimals}f}"
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=fontsize)
+def show_kernel(axes: Axes, kernel: np.ndarray, largest: float) -> None:
+    """Shows a matrix as colours from -largest to largest, with a number in each cell."""
+    axes.imshow(kernel, cmap="PuOr_r", vmin=-largest, vmax=largest)
+    for (row, column), value in np.ndenumerate(kernel):
+        colour = "white" if abs(value) > 0.6 * largest else "black"
+        # Adding 0.0 turns -0.0 into 0.0.
+        text = f"{round(float(value), 3) + 0.0:.3f}"
+        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)

@@ -22,7 +22,6 @@ from smoe_paper.imagenet.folders import (
     find_class_folders,
     hold_out,
 )
-from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, MeanCrossEntropy
 from smoe_paper.models import ResNet, start_as_torchvision
 
@@ -139,7 +138,7 @@ def make_task(
     return assemble_task(
         recipe,
         model,
-        CrossEntropy(label_smoothing=0.1),
+        torch.nn.CrossEntropyLoss(label_smoothing=0.1),
         [Accuracy((1, 5)), MeanCrossEntropy()],
         samples,
         for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,

@@ -8,14 +8,14 @@ import torch
 
 from smoe import nn
 from smoe.errors import DataError
+from smoe.reports.run_report import Places
 from smoe.training.task import Metric, Task
 from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 from smoe_paper.baselines.low_rank import LowRankLocal2d
-from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.task import Learning, assemble_task, make_gate
+from smoe_paper.experiments.experiment import SPLITS, Notify, ReportParts
+from smoe_paper.experiments.task import Learning, OpenRun, assemble_task, make_gate
 from smoe_paper.images import recipes
 from smoe_paper.images.data import DrawnImages, ImageSamples, LabelledImages, read_images, split_training
-from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, ClassErrors, MeanCrossEntropy
 from smoe_paper.models import ImageClassifier
 
@@ -87,7 +87,7 @@ def build_task(recipe: recipes.ImageRecipe, splits: tuple[str, ...] = SPLITS, no
     metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), image_set.image_shape, num_classes)
-    return assemble_task(recipe, model, CrossEntropy(), metrics, samples)
+    return assemble_task(recipe, model, torch.nn.CrossEntropyLoss(), metrics, samples)
 
 
 def make_splits(data: recipes.ImageData, splits: tuple[str, ...]) -> dict[str, ImageSamples]:
@@ -104,3 +104,18 @@ def make_splits(data: recipes.ImageData, splits: tuple[str, ...]) -> dict[str, I
     if "test" in splits:
         found["test"] = read_images(data.name, data.root, "test")
     return {split: ImageSamples(found[split].images, found[split].labels, image_set.value_range) for split in splits}
+
+
+def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
+    """The images of a split; nothing without data."""
+    del notify
+    if split is None:
+        return ReportParts()
+    samples, title = run.task.splits[split], recipes.IMAGE_SETS[run.recipe.data.name].title
+    assert isinstance(samples, ImageSamples)
+    counts = torch.bincount(samples.labels)
+    return ReportParts(
+        places=Places("grid", tuple(samples.image_shape[1:])),
+        baselines={"commonest class": {"accuracy": 100.0 * float(counts.max() / counts.sum())}},
+        data={"images": f"{title}, {len(samples):,} of the {split} split"},
+    )

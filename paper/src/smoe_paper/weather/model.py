@@ -17,7 +17,7 @@ from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, convert_net, make_added_layer
 from smoe_paper.losses import LatitudeWeightedMSE
-from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
+from smoe_paper.metrics import LatitudeWeightedRMSE
 from smoe_paper.models import ConvBlock, VisionTransformer, WeatherResNet, globe_conv, glorot_uniform_
 from smoe_paper.weather import recipes
 from smoe_paper.weather.store import WeatherSamples, WeatherStore, weekly_means
@@ -204,9 +204,4 @@ def make_split(
 def make_scores(targets: tuple[str, ...], store: WeatherStore) -> list[Metric]:
     """Returns the errors of the targets in physical units."""
     scales = [float(store.std[index]) for index in store.channel_indices(targets)]
-    # The network forecasts the logarithm of precipitation.
-    inverses = {name: partial(store.to_physical, name) for name in targets if name == "tp"}
-    return [
-        score(targets, store.grid.latitude, scales, inverses=inverses)
-        for score in (LatitudeWeightedRMSE, LatitudeWeightedMAE)
-    ]
+    return [LatitudeWeightedRMSE(targets, store.grid.latitude, scales)]

@@ -125,6 +125,8 @@ class WeatherData:
 
     def __post_init__(self) -> None:
         check_year_ranges(self)
+        if "tp" in self.targets:
+            raise ValueError("targets must not name tp: precipitation is an input only, as its logarithm")
         if self.pretrain_years is not None and self.pretrain_years[0] >= self.pretrain_years[1]:
             raise ValueError(f"pretrain_years must be a first year and a later last one, got {self.pretrain_years}")
 

@@ -1,114 +1,74 @@
-"""Truth of forecasts in physical units, forecasts without training, and scores beside them."""
+"""Forecasts in physical units, and scores of forecasts without training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from smoe.errors import DataError
 from smoe.reports.run_report import Places
-from smoe.training.task import Metric, MetricSums
+from smoe.training.task import MetricSums
 from smoe_paper.atmosphere.fields import describe_years, years_of
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
+from smoe_paper.metrics import LatitudeWeightedRMSE
 from smoe_paper.weather.model import make_split
 from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherRecipe, published_results
 from smoe_paper.weather.store import NUM_WEEKS, WeatherSamples, WeatherStore, week_of_year
 
 _TIMES_PER_PIECE = 128
-
-
-def pieces_of(times: np.ndarray, text: str) -> Iterator[np.ndarray]:
-    """Yields times in pieces, with a bar on a terminal."""
-    console = Console(stderr=True)
-    starts = range(0, len(times), _TIMES_PER_PIECE)
-    for first in track(starts, text, console=console, transient=True, disable=not console.is_terminal):
-        yield times[first : first + _TIMES_PER_PIECE]
-
-
-class Truth:
-    """Some channels of a store, in physical units."""
-
-    def __init__(self, store: WeatherStore, channels: Sequence[str]) -> None:
-        self.store, self.channels, self._indices = store, tuple(channels), store.channel_indices(channels)
-
-    def read(self, times: np.ndarray) -> np.ndarray:
-        """Returns the fields at some times, float64, `(len(times), C, H, W)`."""
-        missing = times[~np.isin(times, self.store.times)]
-        if len(missing):
-            raise DataError(f"{missing[0]} is not among the times of the store {self.store.path}")
-        rows = np.searchsorted(self.store.times, times)
-        fields = np.stack([self.store.fields[row][self._indices] for row in rows]).astype(np.float64)
-        for number, name in enumerate(self.channels):
-            fields[:, number] = self.store.to_physical(name, fields[:, number])
-        return fields
-
-    def times_of(self, years: tuple[int, int]) -> np.ndarray:
-        of_year = years_of(self.store.times)
-        found = self.store.times[(of_year >= years[0]) & (of_year <= years[1])]
-        if not len(found):
-            held = describe_years(self.store.years())
-            raise DataError(f"{self.store.path} has no times in the years {years[0]} to {years[1]}; it has {held}")
-        return found
-
-
-BaselineName = Literal["persistence", "climatology", "weekly climatology"]
-BASELINES: tuple[BaselineName, ...] = ("persistence", "climatology", "weekly climatology")
-
-
-class Baselines:
-    """Forecasts from the training years alone, in physical units; memory holds 53 fields for each channel."""
-
-    def __init__(self, store: WeatherStore, channels: Sequence[str], train_years: tuple[int, int]) -> None:
-        self.truth = Truth(store, channels)
-        sums = np.zeros((NUM_WEEKS, len(self.truth.channels), *store.grid.shape))
-        counts = np.zeros(NUM_WEEKS)
-        times = self.truth.times_of(train_years)
-        for piece in pieces_of(times, f"climatology of {train_years[0]}-{train_years[1]}"):
-            weeks, fields = week_of_year(piece), self.truth.read(piece)
-            np.add.at(sums, weeks, fields)
-            counts += np.bincount(weeks, minlength=NUM_WEEKS)
-        self.climatology = sums.sum(0) / counts.sum()
-        # A week without a training time has the mean NaN, and so has the score of a forecast for it.
-        with np.errstate(invalid="ignore"):
-            self.weekly_climatology = sums / counts[:, None, None, None]
-
-    def forecast(self, name: BaselineName, init_times: np.ndarray, valid_times: np.ndarray) -> np.ndarray:
-        """Returns the forecasts made at some times for others, float64, `(B, C, H, W)`."""
-        if name == "persistence":
-            return self.truth.read(init_times)
-        if name == "climatology":
-            return np.repeat(self.climatology[None], len(init_times), axis=0)
-        return self.weekly_climatology[week_of_year(valid_times)]
-
-
+BASELINES = ("persistence", "climatology", "weekly climatology")
 Scores = Mapping[str, float]
+
+
+def read_fields(samples: WeatherSamples, times: np.ndarray) -> np.ndarray:
+    """The samples' targets at times of their store, in physical units, float64, `(len(times), C, H, W)`."""
+    store, index = samples.store, samples.store.channel_indices(samples.targets)
+    rows = np.searchsorted(store.times, times)
+    fields = np.stack([store.fields[row][index] for row in rows]).astype(np.float64)
+    return store.to_physical(samples.targets, fields)
 
 
 def score_baselines(samples: WeatherSamples, train_years: tuple[int, int]) -> dict[str, Scores]:
     """Scores persistence and the climatologies of the training years on the forecasts of some samples."""
-    baselines = Baselines(samples.store, samples.targets, train_years)
-    channels, latitude = samples.targets, samples.store.grid.latitude
-    ones = [1.0] * len(channels)
-    metrics: list[Metric] = [kind(channels, latitude, ones) for kind in (LatitudeWeightedRMSE, LatitudeWeightedMAE)]
-    sums: dict[BaselineName, MetricSums] = {name: MetricSums(metrics) for name in BASELINES}
-    for inits in pieces_of(samples.init_times, "scores of the baselines"):
+    store = samples.store
+    of_year = years_of(store.times)
+    times = store.times[(of_year >= train_years[0]) & (of_year <= train_years[1])]
+    if not len(times):
+        held = describe_years(store.years())
+        raise DataError(f"{store.path} has no times in the years {train_years[0]} to {train_years[1]}; it has {held}")
+    sums = np.zeros((NUM_WEEKS, len(samples.targets), *store.grid.shape))
+    for piece in _pieces(times):
+        np.add.at(sums, week_of_year(piece), read_fields(samples, piece))
+    counts = np.bincount(week_of_year(times), minlength=NUM_WEEKS)
+    climatology = sums.sum(0) / counts.sum()
+    # A week without a training time has the mean NaN, and so has the score of a forecast for it.
+    with np.errstate(invalid="ignore"):
+        weekly = sums / counts[:, None, None, None]
+    metric = LatitudeWeightedRMSE(samples.targets, store.grid.latitude, [1.0] * len(samples.targets))
+    totals = {name: MetricSums([metric]) for name in BASELINES}
+    for inits in _pieces(samples.init_times):
         valid = inits + np.timedelta64(samples.lead_hours, "h")
-        target = torch.from_numpy(baselines.truth.read(valid))
-        for name, total in sums.items():
-            total.add(torch.from_numpy(baselines.forecast(name, inits, valid)), target)
-    return {name: total.values() for name, total in sums.items()}
+        truth = read_fields(samples, valid)
+        forecasts = (
+            read_fields(samples, inits),
+            np.broadcast_to(climatology, truth.shape).copy(),
+            weekly[week_of_year(valid)],
+        )
+        for name, forecast in zip(BASELINES, forecasts, strict=True):
+            totals[name].add(torch.from_numpy(forecast), torch.from_numpy(truth))
+    return {name: total.values() for name, total in totals.items()}
+
+
+def _pieces(times: np.ndarray) -> list[np.ndarray]:
+    return np.array_split(times, range(_TIMES_PER_PIECE, len(times), _TIMES_PER_PIECE))
 
 
 def samples_of(run: OpenRun, split: str) -> WeatherSamples:
@@ -120,13 +80,9 @@ def samples_of(run: OpenRun, split: str) -> WeatherSamples:
 def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields forecasts and truths of a split in physical units."""
     samples = samples_of(run, split)
-    for prediction, truth in run.outputs(split):
-        yield _to_physical(samples, prediction), _to_physical(samples, truth)
-
-
-def _to_physical(samples: WeatherSamples, fields: Tensor) -> Tensor:
-    physical = [samples.store.to_physical(name, fields[:, number]) for number, name in enumerate(samples.targets)]
-    return torch.stack(physical, dim=1)
+    for pair in run.outputs(split):
+        prediction, truth = (samples.store.to_physical(samples.targets, fields) for fields in pair)
+        yield prediction, truth
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
@@ -144,9 +100,8 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
         baselines=baselines,
         published={name: published_results(name, data.lead_hours) for name in WEATHER_RECIPES},
         remarks=(
-            "rmse: root of the mean over times and area; mae: mean absolute error; both weighted by latitude. The "
-            "paper's numbers are of ERA5, 2017-2018: a simulated atmosphere is another task, to be judged by its own "
-            "persistence and climatology.",
+            "rmse: root of the mean over times and area, weighted by latitude. The paper's numbers are of ERA5, "
+            "2017-2018: a simulated atmosphere is another task, to be judged by its own persistence and climatology.",
         ),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ PRECIPITATION_EPSILON = 0.001
 """In metres: rain well below it counts as nearly none, and well above it by its logarithm."""
 
 NaNPolicy = Literal["refuse", "zero-tisr"]
-Values = TypeVar("Values", np.ndarray, Tensor)
 
 
 def transform(channel: str, values: np.ndarray) -> np.ndarray:
@@ -33,15 +32,6 @@ def transform(channel: str, values: np.ndarray) -> np.ndarray:
         return values
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(values + PRECIPITATION_EPSILON) - math.log(PRECIPITATION_EPSILON)
-
-
-def undo_transform(channel: str, values: Values) -> Values:
-    """Inverts `transform`, for arrays and tensors."""
-    if channel != PRECIPITATION:
-        return values
-    if isinstance(values, (np.ndarray, np.generic)):
-        return np.expm1(values) * PRECIPITATION_EPSILON
-    return values.expm1() * PRECIPITATION_EPSILON
 
 
 @dataclass(frozen=True)
@@ -102,10 +92,12 @@ class WeatherStore(Store):
     def constant_indices(self, names: Sequence[str]) -> list[int]:
         return [self._find(name, self.constant_names, "constant") for name in names]
 
-    def to_physical(self, channel: str, values: Values) -> Values:
-        """Converts values of one channel, of any shape, to physical units; inverts normalisation and logarithm."""
-        (index,) = self.channel_indices([channel])
-        return undo_transform(channel, values * float(self.std[index]) + float(self.mean[index]))
+    def to_physical(self, channels: Sequence[str], fields: Any) -> Any:
+        """Converts arrays or tensors `(..., C, H, W)` to physical units; precipitation to its logarithm."""
+        index = self.channel_indices(channels)
+        scales = np.stack([self.std[index], self.mean[index]])[:, :, None, None]
+        std, mean = scales if isinstance(fields, np.ndarray) else torch.from_numpy(scales).to(fields)
+        return fields * std + mean
 
     def describe(self) -> str:
         rows, columns = self.grid.shape
