@@ -363,7 +363,6 @@ class VisionTransformer(nn.Module):
         depth: int = 1,
         hidden: int = 512,
         num_experts: int | None = None,
-        num_selected: int = 1,
         capacity_factor: float = 1.05,
     ) -> None:
         super().__init__()
@@ -383,7 +382,7 @@ class VisionTransformer(nn.Module):
             feed_forward = (
                 FeedForward(width, hidden)
                 if num_experts is None
-                else PatchMoE(width, hidden, num_experts, num_selected, capacity_factor=capacity_factor)
+                else PatchMoE(width, hidden, num_experts, capacity_factor=capacity_factor)
             )
             blocks.append(TransformerBlock(width, num_heads, feed_forward))
         self.blocks = nn.Sequential(*blocks)

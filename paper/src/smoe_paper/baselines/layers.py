@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,40 +11,26 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.nn import GridConv2d, SpatialGate
-from smoe.ops import local_conv2d, wrap_padding
-from smoe.options import Order, PaddingMode
+from smoe.ops import local_conv2d
+from smoe.options import Order
 from smoe_paper.baselines import check_input, check_kernel_size, check_output_grid
 
 
 class CondConv2d(nn.Module):
-    """`(B, C, H, W)` to `(B, out_channels, ceil(H / stride), ceil(W / stride))`, without bias.
+    """`(B, C, H, W)` to `(B, out_channels, H, W)`, zeros beyond the border, without bias.
 
     The kernel of a sample is the sum of all experts' kernels, each times the sigmoid of its score; the scores are a
     linear function, with bias, of the sample's mean over the grid. So a kernel depends on the values of the sample,
     never on the place where it is applied.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int] = 3,
-        *,
-        num_experts: int = 3,
-        stride: int = 1,
-        padding_mode: PaddingMode = "zeros",
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3, *, num_experts: int = 3) -> None:
         super().__init__()
         self.kernel_size = check_kernel_size(kernel_size)
-        self.stride = stride
-        self.padding_mode: PaddingMode = padding_mode
         self.num_experts = num_experts
         # Four dimensions, all filters of expert 0 first: `.to(memory_format=torch.channels_last)` refuses five.
-        shape = (num_experts * out_channels, in_channels, *self.kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape))
-        # Each expert starts as a convolution of its own: the fan-in is that of one expert.
-        bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
-        nn.init.uniform_(self.weight, -bound, bound)
+        self.weight = nn.Parameter(torch.empty(num_experts * out_channels, in_channels, *self.kernel_size))
+        start_filters(self.weight)
         self.router = nn.Linear(in_channels, num_experts)
 
     def mixing_weights(self, input: torch.Tensor) -> torch.Tensor:
@@ -57,15 +42,13 @@ class CondConv2d(nn.Module):
         check_input(input, in_channels)
         B = input.shape[0]
         kernels = self.mixing_weights(input) @ self.weight.reshape(self.num_experts, -1)
-        padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
         # Mixed kernels in one convolution of a group per sample, because its cost does not grow with the experts. Every
         # expert's convolution and then a mix took 3 to 28 times as long (3 experts, forward and backward, one thread),
         # 0.6 times only where 12 channels become 1.
         output = F.conv2d(
-            padded.reshape(1, B * in_channels, *padded.shape[2:]),
+            input.reshape(1, B * in_channels, *input.shape[2:]),
             kernels.reshape(B * out_channels, in_channels, *self.kernel_size),
-            stride=self.stride,
-            padding=zeros,
+            padding="same",
             groups=B,
         )
         return output.reshape(B, out_channels, *output.shape[2:])
@@ -99,40 +82,26 @@ class CoordConv2d(nn.Module):
 
 
 class LocallyConnected2d(nn.Module):
-    """`(B, C, H, W)` to `(B, out_channels, H', W')`, without bias; the grid is kept at stride 1."""
+    """`(B, C, H, W)` to `(B, out_channels, H, W)`, zeros beyond the border, without bias."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int] = 3,
-        *,
-        spatial_shape: tuple[int, int],
-        stride: int = 1,
-        padding_mode: PaddingMode = "zeros",
+        self, in_channels: int, out_channels: int, kernel_size: int = 3, *, spatial_shape: tuple[int, int]
     ) -> None:
         super().__init__()
         self.spatial_shape = spatial_shape
-        self.kernel_size = check_kernel_size(kernel_size)
-        self.stride = stride
-        self.padding_mode: PaddingMode = padding_mode
-        fan_in = in_channels * self.kernel_size[0] * self.kernel_size[1]
-        shape = (out_channels, *self.spatial_shape, in_channels, *self.kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape))
-        # The fan-in is C kh kw, the number of values that enter an output, whatever the size of the grid.
-        bound = math.sqrt(6.0 / fan_in)
-        nn.init.uniform_(self.weight, -bound, bound)
+        sizes = check_kernel_size(kernel_size)
+        self.weight = nn.Parameter(torch.empty(out_channels, *spatial_shape, in_channels, *sizes))
+        start_filters(self.weight)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        check_output_grid(input, self.stride, self.spatial_shape)
-        return local_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)
+        check_output_grid(input, 1, self.spatial_shape)
+        return local_conv2d(input, self.weight)
 
-    def resize_grid(self, grid: tuple[int, int], resize: Callable[..., nn.Parameter]) -> None:
-        """Takes the filters to another output grid, for `smoe.interpolate_grids`."""
-        # (filters, H, W, C, kh, kw): each number of the filters is a field.
-        fields = resize(self.weight.permute(0, 3, 4, 5, 1, 2))
-        self.weight = nn.Parameter(fields.detach().permute(0, 4, 5, 1, 2, 3).contiguous(), fields.requires_grad)
-        self.spatial_shape = grid
+
+def start_filters(weight: torch.Tensor) -> None:
+    """Draws filters `(..., C, kh, kw)` uniformly, of a fan-in of C kh kw, the values that enter one output."""
+    bound = math.sqrt(6.0 / math.prod(weight.shape[-3:]))
+    nn.init.uniform_(weight, -bound, bound)
 
 
 class LearnedChannels(nn.Module):
@@ -192,32 +161,29 @@ class ConvGate(NetworkGate):
 class CoordConvGate(NetworkGate):
     """One CoordConv."""
 
-    def make_network(self, in_channels: int, kernel_size: int | tuple[int, int] = 3, **options: Any) -> nn.Module:
-        return CoordConv2d(in_channels, self.num_experts, kernel_size, **options)
+    def make_network(self, in_channels: int) -> nn.Module:
+        return CoordConv2d(in_channels, self.num_experts)
 
 
 class CoordConv3Gate(NetworkGate):
     """Three layers of X filters with batch norm and ReLU between: a CoordConv, then two convolutions.
 
-    The paper writes of three CoordConv layers; its parameter count (255) and its code have one. The first layer takes
-    the stride.
+    The paper writes of three CoordConv layers; its parameter count (255) and its code have one.
     """
 
-    def make_network(self, in_channels: int, kernel_size: int | tuple[int, int] = 3, **options: Any) -> nn.Module:
-        X, padding = self.num_experts, {"padding_mode": options.get("padding_mode", "zeros")}
-        layers: list[nn.Module] = [CoordConv2d(in_channels, X, kernel_size, **options)]
+    def make_network(self, in_channels: int) -> nn.Module:
+        X = self.num_experts
+        layers: list[nn.Module] = [CoordConv2d(in_channels, X)]
         for _ in range(2):
-            layers += [nn.BatchNorm2d(X), nn.ReLU(), GridConv2d(X, X, kernel_size, **padding)]
+            layers += [nn.BatchNorm2d(X), nn.ReLU(), GridConv2d(X, X)]
         return nn.Sequential(*layers)
 
 
 class LocallyConnectedGate(NetworkGate):
     """A locally connected layer."""
 
-    def make_network(
-        self, in_channels: int, spatial_shape: tuple[int, int], kernel_size: int = 3, **options: Any
-    ) -> nn.Module:
-        return LocallyConnected2d(in_channels, self.num_experts, kernel_size, spatial_shape=spatial_shape, **options)
+    def make_network(self, in_channels: int, spatial_shape: tuple[int, int]) -> nn.Module:
+        return LocallyConnected2d(in_channels, self.num_experts, spatial_shape=spatial_shape)
 
     @property
     def spatial_shape(self) -> tuple[int, int]:
@@ -226,14 +192,11 @@ class LocallyConnectedGate(NetworkGate):
 
 
 class LinearGate(NetworkGate):
-    """One linear layer of `C * H_in * W_in * X * H * W` weights: 50 million on the 64 x 64 grid of heat."""
+    """One linear layer of `C * H * W * X * H * W` weights: 50 million on the 64 x 64 grid of heat."""
 
-    def make_network(
-        self, in_channels: int, spatial_shape: tuple[int, int], *, input_shape: tuple[int, int] | None = None
-    ) -> nn.Module:
-        self._spatial_shape, self.input_shape = spatial_shape, input_shape or spatial_shape
-        num_inputs = in_channels * self.input_shape[0] * self.input_shape[1]
-        return nn.Linear(num_inputs, self.num_experts * spatial_shape[0] * spatial_shape[1], bias=False)
+    def make_network(self, in_channels: int, spatial_shape: tuple[int, int]) -> nn.Module:
+        self._spatial_shape, num_pixels = spatial_shape, math.prod(spatial_shape)
+        return nn.Linear(in_channels * num_pixels, self.num_experts * num_pixels, bias=False)
 
     @property
     def spatial_shape(self) -> tuple[int, int]:
@@ -241,9 +204,5 @@ class LinearGate(NetworkGate):
 
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
         assert input is not None
-        if tuple(input.shape[2:]) != self.input_shape:
-            raise ValueError(
-                f"the gate was made for an input grid of {self.input_shape}, got {tuple(input.shape[2:])}; "
-                "a linear gate works on one grid only"
-            )
-        return self.network(input.flatten(1)).unflatten(1, (self.num_experts, *self.spatial_shape))
+        check_output_grid(input, 1, self._spatial_shape)
+        return self.network(input.flatten(1)).unflatten(1, (self.num_experts, *self._spatial_shape))

@@ -11,11 +11,8 @@ from torch import nn
 
 from smoe.ops import grid_conv2d, output_grid
 from smoe.options import Combiner, PaddingMode
-from smoe_paper.baselines import (
-    check_input,
-    check_kernel_size,
-    check_output_grid,
-)
+from smoe_paper.baselines import check_input, check_kernel_size, check_output_grid
+from smoe_paper.baselines.layers import start_filters
 
 DILATIONS = (1, 2, 4, 8)
 
@@ -112,9 +109,9 @@ class LowRankLocal2d(nn.Module):
     Args:
         combiner: Source of the weights a: `rows_and_columns`, a number for each row plus one for each column; `table`,
             a number for each pixel; `input`, a network of the input.
-        spatial_shape: Rows and columns of the output grid; optional for the combiner `input` only.
+        spatial_shape: Rows and columns of the output grid.
         spatial_bias: Add a bias that all filters share and that starts at 0: a row plus a column for
-            `rows_and_columns`, otherwise a number for each pixel. Needs `spatial_shape`.
+            `rows_and_columns`, otherwise a number for each pixel.
     """
 
     def __init__(
@@ -125,7 +122,7 @@ class LowRankLocal2d(nn.Module):
         *,
         spatial_rank: int = 3,
         combiner: Combiner = "rows_and_columns",
-        spatial_shape: tuple[int, int] | None = None,
+        spatial_shape: tuple[int, int],
         spatial_bias: bool = False,
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
@@ -139,23 +136,16 @@ class LowRankLocal2d(nn.Module):
         # Four dimensions, all filters of base 0 first: `.to(memory_format=torch.channels_last)` refuses five.
         shape = (spatial_rank * out_channels, in_channels, *self.kernel_size)
         self.weight = nn.Parameter(torch.empty(shape))
-        # Each base starts as a convolution of its own: the fan-in is that of one base.
-        bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
-        nn.init.uniform_(self.weight, -bound, bound)
-
-        if spatial_shape is None and (combiner != "input" or spatial_bias):
-            raise ValueError(f"combiner={combiner!r} needs spatial_shape=(rows, columns) of the output grid")
+        start_filters(self.weight)
         maps = RowsAndColumns if combiner == "rows_and_columns" else Table
         # The combiner `input` has the dilations that fit in the smallest input with this output grid.
-        rows, columns = ((size - 1) * stride + 1 for size in spatial_shape or (17, 17))
+        rows, columns = ((size - 1) * stride + 1 for size in spatial_shape)
         if combiner == "input":
             dilations = fitting_dilations((rows, columns))
             self.combiner = InputCombiner(in_channels, spatial_rank, dilations=dilations)
-        elif spatial_shape is not None:
+        else:
             self.combiner = maps(spatial_rank, spatial_shape, 1.0 / math.sqrt(spatial_rank))
-        self.spatial_bias: RowsAndColumns | Table | None = None
-        if spatial_bias and spatial_shape is not None:
-            self.spatial_bias = maps(1, spatial_shape, 0.0)
+        self.spatial_bias = maps(1, spatial_shape, 0.0) if spatial_bias else None
 
     def combining_weights(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """The weights a: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`."""
@@ -167,8 +157,7 @@ class LowRankLocal2d(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         check_input(input, self.weight.shape[1])
-        if self.spatial_shape is not None:
-            check_output_grid(input, self.stride, self.spatial_shape)
+        check_output_grid(input, self.stride, self.spatial_shape)
         bases = grid_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)
         # As torch's convolutions do, the layer returns the dtype of its convolution, which autocast may lower.
         weights = self.combining_weights(input).to(bases.dtype).unsqueeze(-3)
