@@ -222,16 +222,12 @@ class StraightThrough(Rule):
         noise: Standard deviation of the noise of the selection in training, in units of the scores; 0 for none.
         warm_up: Steps of the gate during which the noise grows from 0 to `noise`, so that a trained network that was
             converted is not disturbed while its experts begin to differ. A compiled layer has no warm-up.
-        patience: Steps of the gate after which an expert of a family that serves less than 1 % of the pixels becomes a
-            copy of the one of its family that serves most; 0 for never. Needs a `FactorisedGate`, and a layer of
-            filters.
     """
 
     temperature: float = 1.0
     share: float | None = None
     noise: float = 1.25
     warm_up: int = 20
-    patience: int = 0
 
     name: ClassVar[str] = "straight_through"
     learner: ClassVar[str] = "smoe.nn._straight_through:StraightThroughLearner"
@@ -243,7 +239,6 @@ class StraightThrough(Rule):
             raise ValueError(f"share must be in (0, 1], got {self.share}")
         check_not_negative("noise", self.noise)
         check_not_negative("warm_up", self.warm_up)
-        check_not_negative("patience", self.patience)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor
     "stride": (_layer(stride=2, spatial_shape=(3, 4), padding_mode="longitude"), lambda: (_plane(),)),
     "channels and bias": (_layer(expert_channels=2, bias="slot", local_affine=True), lambda: (_plane(),)),
     "bias of experts": (_layer(bias="expert", padding_mode="circular"), lambda: (_plane(1),)),
-    "weighted": (_layer(weighted=True), lambda: (_plane(),)),
+    "weighted": (_layer(weighted=True, rule="frozen"), lambda: (_plane(),)),
     "weighted, own routing": (
         lambda: smoe.SpatialMoE2d.from_experts(2, 6, 3, gate=ConvGate(2, 6, 3), weighted=True, rule="end_to_end"),
         lambda: (_plane(),),

@@ -40,7 +40,7 @@ def test_the_names_are_the_short_forms() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("straight_through(patience=4)", StraightThrough(patience=4)),
+        ("straight_through(warm_up=4)", StraightThrough(warm_up=4)),
         ("rc(error_quantile=0.3, tolerance_unit='output')", RoutingClassification(0.3, tolerance_unit="output")),
         ("rc(damping=damping(factor=0.0))", RoutingClassification(damping=Damping(0.0))),
         ("rc(damping=None)", RoutingClassification()),
@@ -55,7 +55,7 @@ def test_a_short_form_may_have_fields(text: str, rule: Rule) -> None:
     "rule",
     [
         *(kind() for kind in KINDS),
-        StraightThrough(patience=4, noise=0.25),
+        StraightThrough(warm_up=4, noise=0.25),
         RoutingClassification.paper(),
         RoutingClassification.released(),
         RoutingClassification(0.5, 1e-3, "output", 0.25, Damping(0.2, 0.4, 0.1, "output")),

@@ -27,10 +27,10 @@ from typing import Any, Self, TypedDict
 import torch
 from torch import nn
 
-from smoe.nn._gate import SpatialGate, host_normal
+from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._routed_layer import RoutedLayer, Step, check_positive
-from smoe.nn._shared_parameters import Memory, at_least_float32, change_parameter, has_process_group
+from smoe.nn._shared_parameters import Memory, at_least_float32, has_process_group
 from smoe.ops._families import learn_factorised, slot_products
 from smoe.ops._layer_call import Bank, LayerCall, mean_response
 from smoe.ops._operators import has_library, has_transforms, is_observed, is_plain, library_for, num_threads
@@ -262,10 +262,6 @@ class InputMean(Memory):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         # The difference of two responses would be lost in half precision.
         return super()._apply(lambda values: at_least_float32(fn, values), recurse)
-
-
-# Noise of a restarted expert, relative to the filter it copies: enough to tell the two apart.
-_RESTART_NOISE = 0.02
 
 
 class BankOptions(TypedDict, total=False):
@@ -603,7 +599,7 @@ class FilterBank(RoutedLayer):
     ) -> tuple[dict[int, torch.Tensor], bool] | None:
         """As its base says."""
         gate, convolution = self.gate, self._as_convolution(source, weight)
-        if convolution is None or self._weighted or not isinstance(gate, FactorisedGate):
+        if convolution is None or not isinstance(gate, FactorisedGate):
             return None
         *tensors, stride, padding_mode = convolution
         with torch.enable_grad():
@@ -644,35 +640,19 @@ class FilterBank(RoutedLayer):
         X, E, F = self.gate.num_experts, self.gate.num_selected, self._expert_channels
         members = family_members(X, E, device=weight.device)[families]
         filters_of = weight.unflatten(0, (-1, F))
-        first = torch.zeros_like(filters_of[:1]) if self._weighted else filters_of[members[:, 0]]
+        first = filters_of[members[:, 0]]
         flat_error = error.flatten(2).unflatten(1, (-1, F))[:, families].flatten(1, 2)
         dtype = torch.promote_types(error.dtype, torch.float32)
         products = flat_error.new_zeros(experts.stop - experts.start, flat_error.shape[2], dtype=dtype)
-        for place in range(0 if self._weighted else 1, members.shape[1]):
+        for place in range(1, members.shape[1]):
             filters = (filters_of[members[:, place]] - first).flatten(0, 1).to(source.dtype)
             outputs = self._apply_filters(source, filters)
             found = slot_products(flat_error, outputs.flatten(2), F)
             if bias is not None:
                 biases = bias.view(-1, F)
-                offset = biases[members[:, place]] - (0.0 if self._weighted else biases[members[:, 0]])
+                offset = biases[members[:, place]] - biases[members[:, 0]]
                 total = flat_error.to(found.dtype).sum(dim=0).unflatten(0, (-1, F))
                 found += (total * offset[:, :, None]).sum(dim=1)
             # Families that are smaller repeat their first expert, whose product is 0, or its own once more.
             products.index_copy_(0, members[:, place] - experts.start, found)
         return products[None]
-
-    def _restart_experts(self, sources: torch.Tensor, generator: torch.Generator) -> None:
-        """Makes experts copies of others with 2 % of noise; the optimiser's state does not change."""
-        is_copy = sources != torch.arange(self.gate.num_experts, device=sources.device)
-
-        def copy_rows(whole: torch.Tensor, *, is_changed: bool = False) -> None:
-            # `.data`: another graph may wait for its backward pass with these weights, and hardly used these experts.
-            experts = whole.data.unflatten(0, (-1, self._expert_channels))
-            new = experts[sources]
-            if is_changed:
-                new = new * (1.0 + _RESTART_NOISE * host_normal(new.shape, generator, new))
-            experts.copy_(torch.where(is_copy.view(-1, *(1,) * (experts.ndim - 1)), new, experts))
-
-        change_parameter(self, "weight", lambda weight: copy_rows(weight, is_changed=True))
-        if self.bias is not None and self._bias_owner == "expert":
-            change_parameter(self, "bias", copy_rows)

@@ -269,17 +269,6 @@ def check_grid(spatial_shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def host_normal(shape: torch.Size | tuple[int, ...], generator: torch.Generator, like: torch.Tensor) -> torch.Tensor:
-    """Normal random numbers of a generator of the CPU, on the device and in the dtype of `like`.
-
-    A copy from pinned memory does not wait for what the device has to do before it; one from other memory does.
-    """
-    noise = torch.randn(shape, generator=generator)
-    if like.is_cuda:
-        noise = noise.pin_memory()
-    return noise.to(like.device, like.dtype, non_blocking=True)
-
-
 def smooth_fields(shape: tuple[int, ...], correlation_length: float) -> torch.Tensor:
     """Gaussian random fields of mean near 0 and standard deviation 1 over the whole tensor.
 

@@ -18,7 +18,6 @@ from smoe.nn._gate import (
     expert_membership,
     group_membership,
     group_of_expert,
-    host_normal,
 )
 from smoe.nn._own_steps import SelfTaught
 from smoe.nn._routed_layer import check_positive
@@ -125,10 +124,6 @@ class TensorGate(SpatialGate):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, spatial_shape={self.spatial_shape}"
-
-
-# Change of a key that is copied, relative to its size.
-_KEY_CHANGE = 0.3
 
 
 class PixelEmbedding(SelfTaught):
@@ -288,20 +283,6 @@ class FactorisedGate(SpatialGate):
 
     def reset_keys(self) -> None:
         nn.init.normal_(self.keys, std=1.0 / math.sqrt(self.keys.shape[1]))
-
-    @torch.no_grad()
-    def copy_keys(self, sources: torch.Tensor, generator: torch.Generator) -> None:
-        """Gives experts the keys of others, slightly changed, so that the pixels of each are divided between them.
-
-        Args:
-            sources: For each expert the one whose key it takes, `(X,)`; its own number leaves it as it is.
-            generator: Generator of the change, on the CPU.
-        """
-        keys = self.keys.data
-        copied = keys[sources]
-        change = host_normal(keys.shape, generator, keys) * copied.square().mean(dim=1, keepdim=True).sqrt()
-        is_copy = (sources != torch.arange(len(keys), device=keys.device))[:, None]
-        keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
 
     def scores_of(self, experts: slice) -> torch.Tensor:
         return (self.scale * self.keys[experts]) @ self.embedding().to(self.keys.dtype).flatten(1)

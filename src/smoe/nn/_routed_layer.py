@@ -363,21 +363,12 @@ class RoutedLayer(nn.Module, ABC):
             *compared: What `_select_compared` returned beside the outputs.
 
         Returns:
-            `(1, X', P)` for the experts of these families. Where the layer is not weighted, a number for each family
-            and pixel may be missing.
+            `(1, X', P)` for the experts of these families, less a number for each family and pixel.
         """
 
     @abstractmethod
     def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Grid of the output for an input."""
-
-    def _restart_experts(self, sources: torch.Tensor, generator: torch.Generator) -> None:
-        """Makes experts slightly changed copies of others, if single experts of the layer can be told apart.
-
-        Args:
-            sources: For each expert the one that it becomes a copy of, `(X,)`; its own number leaves it as it is.
-            generator: Generator of the change, on the CPU.
-        """
 
     def _notice_tracked_loss(self) -> None:
         """Records that `track_loss_scale` is in use."""

@@ -127,13 +127,6 @@ def is_sharded(module: nn.Module) -> bool:
     return getattr(module, "_is_fsdp_managed_module", False)
 
 
-def local_part(values: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that this process holds; all of it, if it is not sharded."""
-    # Only a sharded tensor has the method; its class takes long to import.
-    to_local = getattr(values, "to_local", None)
-    return values if to_local is None else to_local()
-
-
 def refuse_shards(module: nn.Module) -> None:
     """Raises a RuntimeError if this process holds only shards of the parameters of a module at the moment."""
     if is_sharded(module) and any(hasattr(parameter, "to_local") for parameter in module.parameters()):
@@ -141,37 +134,6 @@ def refuse_shards(module: nn.Module) -> None:
             f"the parameters of {type(module).__name__} are sharded among processes; use it inside "
             "`with smoe.nn.unsharded(model):`, in all processes"
         )
-
-
-@torch.no_grad()
-def change_parameter(module: nn.Module, name: str, change: Callable[[torch.Tensor], None]) -> None:
-    """Changes a parameter between a backward pass and the next forward pass. Every process must make the same change.
-
-    Args:
-        module: Module that holds the parameter.
-        name: Name of the parameter.
-        change: Changes the whole parameter in place.
-
-    Raises:
-        RuntimeError: If FSDP was told to leave whole parameters after a backward pass: the change would be lost.
-    """
-    parameter = getattr(module, name)
-    if not is_sharded(module):
-        change(parameter)
-        return
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(parameter, DTensor):
-        raise RuntimeError(
-            f"the rule of a layer changes the parameter {name!r} of {type(module).__name__} after the backward pass, "
-            "when FSDP must have sharded it again; leave set_reshard_after_backward at True, and use fully_shard, not "
-            "FullyShardedDataParallel"
-        )
-    whole = parameter.full_tensor()
-    change(whole)
-    # Every process holds the same whole tensor: nothing is sent.
-    mine = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    local_part(parameter).copy_(local_part(mine))
 
 
 def has_process_group() -> bool:

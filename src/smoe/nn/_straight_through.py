@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smoe.nn._gate import without_autocast
-from smoe.nn._gates import FactorisedGate
 from smoe.nn._routed_layer import Learner, Step, Taught
-from smoe.ops._families import experts_of, family_gradient, relative_family_gradient, sample_families
-from smoe.ops._routing import Routing, family_members
+from smoe.ops._families import experts_of, relative_family_gradient, sample_families
+from smoe.ops._routing import Routing
 from smoe.rules import StraightThrough
 
 if TYPE_CHECKING:
     from smoe.nn._routed_layer import RoutedLayer
-
-# Share of the pixels below which an expert is unused.
-_UNUSED = 0.01
 
 
 class StraightThroughLearner(Learner):
@@ -39,6 +35,11 @@ class StraightThroughLearner(Learner):
                 f"the rule {rule.name!r} compares the experts of each family, one choice for all samples: it needs a "
                 f"gate with order='families' that neither looks at its input nor adds noise, got a "
                 f"{type(gate).__name__} with order={gate.order!r}"
+            )
+        if layer._weighted:
+            raise ValueError(
+                f"the rule {rule.name!r} compares outputs that are not multiplied by scores, got weighted=True; the "
+                "rules 'rc' and 'end_to_end' serve weighted layers"
             )
         # Share of the samples that the gate learns from; less than one sample: it learns in some passes.
         default = min(0.25, 0.5 / max(1, -(-gate.num_experts // gate.num_selected) - 1))
@@ -76,17 +77,15 @@ class StraightThroughLearner(Learner):
         gate, trained = layer.gate, layer._trained_parameter()
         if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
             return _Lesson(layer, self, None, None, ())
-        indices = routing.indices if layer._weighted else None
         part, numbers = self._samples(len(source)), () if torch.compiler.is_compiling() else tuple(gate.numbers())
-        shape = (routing.indices.shape[2], routing.pixels, indices)
-        return _Lesson(layer, self, trained, part, numbers, part is not None, *shape)
+        return _Lesson(layer, self, trained, part, numbers, part is not None, routing.indices.shape[2], routing.pixels)
 
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the gate receives the gradient of other choices."""
         layer, source, routing = step
         selected, compared = layer._select_compared(source, routing.indices)
         if layer._needs_scores:
-            selected = step.damped(step.weighed(selected))
+            selected = step.damped(selected)
         lesson = self.lesson(step)
         part = lesson.part
         if lesson.trained is None:
@@ -95,8 +94,7 @@ class StraightThroughLearner(Learner):
             return Taught.apply(selected, source, lesson, *compared, *lesson.numbers)  # type: ignore[return-value]
         if part is None:
             return selected
-        scores, indices = routing.scores, routing.indices
-        return _FamiliesWithScores.apply(selected, scores, source, indices, layer, self, part, *compared)  # type: ignore[return-value]
+        return _FamiliesWithScores.apply(selected, routing.scores, source, layer, self, part, *compared)  # type: ignore[return-value]
 
     def _samples(self, batch: int) -> slice | None:
         """The samples that the gate learns from in this pass, at equal distances; None if it does not learn."""
@@ -121,18 +119,14 @@ class StraightThroughLearner(Learner):
 
     @torch.no_grad()
     def after_step(self, layer: RoutedLayer, *, is_taken: bool) -> None:
-        """Counts; experts that are not used may start anew."""
-        counters, gate, routing = self.counters, layer.gate, layer._last_routing
+        """Counts."""
+        del layer
+        counters = self.counters
         if not self._is_counted:
             counters["num_waited"] = 1 if self._is_due else counters["num_waited"] + 1
         self._is_counted = False
         self._is_due = not 0 < counters["num_waited"] < self._period
-        if not is_taken:
-            return
-        counters["num_steps"] += 1
-        is_due = self.rule.patience > 0 and counters["num_steps"] % self.rule.patience == 0
-        if is_due and routing is not None and isinstance(gate, FactorisedGate):
-            _restart_unused(layer, gate, routing.indices, counters["num_steps"])
+        counters["num_steps"] += is_taken
 
 
 @dataclass
@@ -150,7 +144,6 @@ class _Lesson:
     needs_source: bool = False
     num_pixels: int = 0
     pixels: torch.Tensor | None = None
-    indices: torch.Tensor | None = None
 
     def learn(
         self, error: torch.Tensor, source: torch.Tensor, compared: tuple[torch.Tensor, ...], is_finite: bool | None
@@ -180,8 +173,7 @@ class _Lesson:
             with torch.enable_grad(), without_autocast(products.device):
                 scores = gate.ranked_scores(experts)
                 scores = scores if self.pixels is None else scores.index_select(1, self.pixels)
-            indices = None if self.indices is None else self.indices[:, families].long() - experts.start
-            gradient, size = _gradient(scores.detach()[None], products, indices, temperature, layer, families)
+            gradient, size = _gradient(scores.detach()[None], products, temperature, layer, families)
             found = torch.autograd.grad(scores, numbers, gradient[0].to(scores.dtype), allow_unused=True)
             for place, values in enumerate(found):
                 if values is not None:
@@ -194,64 +186,30 @@ class _FamiliesWithScores(torch.autograd.Function):
     """The same for compiled passes: the scores were computed in the forward pass and receive the gradient."""
 
     @staticmethod
-    def forward(ctx, selected, scores, source, indices, layer, learner, part, *compared):
-        ctx.save_for_backward(scores, indices, source[part], *compared)
+    def forward(ctx, selected, scores, source, layer, learner, part, *compared):
+        ctx.save_for_backward(scores, source[part], *compared)
         ctx.layer, ctx.part, ctx.temperature, ctx.num_compared = layer, part, learner.rule.temperature, len(compared)
         return selected.detach()
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
-        scores, indices, source, *compared = ctx.saved_tensors
+        scores, source, *compared = ctx.saved_tensors
         X, E = ctx.layer.gate.num_experts, ctx.layer.gate.num_selected
         products = ctx.layer._candidate_products(source, error[ctx.part], slice(0, E), slice(0, X), *compared)
-        gradient, size = _gradient(scores, products, indices.long(), ctx.temperature, ctx.layer, slice(0, E))
-        return error, (gradient * size).to(scores.dtype), *(None,) * (5 + ctx.num_compared)
+        gradient, size = _gradient(scores, products, ctx.temperature, ctx.layer, slice(0, E))
+        return error, (gradient * size).to(scores.dtype), *(None,) * (4 + ctx.num_compared)
 
 
 def _gradient(
     scores: torch.Tensor,
     products: torch.Tensor,
-    indices: torch.Tensor | None,
     temperature: float,
     layer: RoutedLayer,
     families: slice,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient at the scores `(1, X', P)` of some families, and a scalar factor that it lacks."""
-    num_families = families.stop - families.start
-    if not layer._weighted:
-        gradient, size = relative_family_gradient(scores, products, num_families, temperature)
-    else:
-        # A score is a factor of the output too.
-        assert indices is not None
-        gradient = family_gradient(scores, products * scores, num_families, temperature)
-        gradient = gradient.scatter_add(1, indices, products.to(scores.dtype).gather(1, indices))
-        size = torch.linalg.vector_norm(gradient)
-        gradient = torch.where(size.isfinite(), gradient, 0.0) / torch.where(size > 0.0, size, 1.0)
+    gradient, size = relative_family_gradient(scores, products, families.stop - families.start, temperature)
     # The gradient is 0 where its size is not finite.
     layer._signal.num_nonfinite.add_(size.isfinite().logical_not())
     return gradient, torch.where(size.isfinite(), size, 0.0)
-
-
-def _restart_unused(layer: RoutedLayer, gate: FactorisedGate, indices: torch.Tensor, number: int) -> None:
-    """Makes experts that serve hardly a pixel copies of the one of their family that serves most.
-
-    All processes decide alike: the noise of the selection is that of all of them.
-
-    Args:
-        layer: The layer.
-        gate: Its gate.
-        indices: Selected experts `(1, E, P)`.
-        number: Decides the random numbers.
-    """
-    members = family_members(gate.num_experts, gate.num_selected, device=indices.device)
-    use = torch.zeros(gate.num_experts, device=indices.device)
-    use.scatter_add_(0, indices.flatten().long(), torch.ones(indices.numel(), device=indices.device))
-    use /= indices.shape[2]
-    busiest = members.gather(1, use[members].argmax(dim=1, keepdim=True)).expand_as(members)
-    sources = torch.arange(gate.num_experts, device=indices.device)
-    copied = torch.empty_like(sources).scatter_(0, members.flatten(), busiest.flatten())
-    sources = torch.where(use < _UNUSED, copied, sources)
-    generator = torch.Generator().manual_seed(number)
-    layer._restart_experts(sources, generator)
-    gate.copy_keys(sources, generator)

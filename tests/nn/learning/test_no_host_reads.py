@@ -40,8 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rc_two_thresholds": ("index", {"rule": "rc", "damping": Damping(0.1, 0.3)}),
     "rc_output_unit": ("score", {"rule": RoutingClassification(tolerance_unit="output")}),
     "rc_weighted": ("families", {"rule": "rc", "weighted": True}),
-    "straight_through": ("factorised", {"rule": "straight_through(patience=1)", "bias": True}),
-    "straight_through_weighted": ("families", {"rule": "straight_through", "weighted": True}),
+    "straight_through": ("factorised", {"rule": "straight_through", "bias": True}),
     "end_to_end": ("fixed", {"rule": "end_to_end"}),
     "end_to_end_weighted": ("score", {"rule": "end_to_end", "weighted": True, "damping": 0.1}),
     "frozen": ("factorised", {"rule": "frozen"}),
@@ -153,7 +152,7 @@ GEOMETRIES: dict[str, tuple[Callable[..., nn.Module], tuple[torch.Tensor, ...]]]
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"rule": "rc", "damping": 0.1}, {"rule": "straight_through(patience=1)"}])
+@pytest.mark.parametrize("options", [{}, {"rule": "rc", "damping": 0.1}])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_every_geometry_reads_nothing(name: str, options: dict[str, Any]) -> None:
     make, arguments = GEOMETRIES[name]

@@ -130,27 +130,6 @@ def test_a_wrong_choice_is_corrected_however_sure_it_is() -> None:
     assert torch.equal(layer.routing().indices[0], region)
 
 
-def test_weights_receive_the_gradient_of_choice_and_factor() -> None:
-    layer = make_layer(4, 2, weighted=True, bias=False, rule=StraightThrough(share=1.0, noise=0.0))
-    input, error = torch.randn(3, 2, *GRID).double(), torch.randn(3, 2, 30).double()
-    layer(input).flatten(2).backward(error)
-    outputs = F.conv2d(input, layer.weight, padding=1).flatten(2).detach()
-    scores = layer.gate(None).scores[0].detach().requires_grad_()
-    value = torch.zeros((), dtype=torch.float64)
-    for slot in range(2):
-        own = slice(2 * slot, 2 * slot + 2)
-        products = (error[:, slot, None] * outputs[:, own]).sum(dim=0)
-        bound = scores[own].detach().amax(dim=0) - 4.0
-        bounded = scores[own] + (bound - scores[own].detach()).clamp(min=0.0)
-        choice = (bounded.softmax(dim=0) * (products * scores[own]).detach()).sum()
-        chosen = scores[own].argmax(dim=0, keepdim=True)
-        value = value + choice + (scores[own].gather(0, chosen) * products.gather(0, chosen)).sum()
-    (expected,) = torch.autograd.grad(value, scores)
-    found = layer.gate.get_buffer("scores").grad
-    assert found is not None
-    torch.testing.assert_close(found.flatten(1), expected)
-
-
 def has_learned(layer: smoe.SpatialMoE2d) -> bool:
     """Whether the keys received a gradient."""
     gradient = layer.gate.get_buffer("keys").grad
@@ -205,39 +184,12 @@ def test_a_schedule_of_the_temperature_goes_on_counting() -> None:
     assert layer._learner.counters["num_steps"] == 0
 
 
-def test_a_gate_that_looks_at_its_input_is_refused() -> None:
+def test_gates_that_look_at_the_input_and_weighted_layers_are_refused() -> None:
     gate = ConvGate(2, 4, 2, order="families")
     with pytest.raises(ValueError, match="neither looks at its input nor adds noise, got a ConvGate"):
         smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule="straight_through")
-
-
-def test_an_unused_expert_becomes_a_copy_of_the_busiest() -> None:
-    torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d.from_experts(2, 3, 1, spatial_shape=GRID, rule=StraightThrough(noise=0.0, patience=2))
-    assert isinstance(layer.gate, FactorisedGate)
-    with torch.no_grad():
-        # Expert 0 serves all pixels, 1 and 2 none.
-        layer.gate.embedding.values.fill_(1.0)
-        layer.gate.keys.copy_(torch.tensor([1.0, -1.0, -2.0])[:, None].expand(3, 8))
-    before = layer.weight.detach().clone()
-    optimizer = torch.optim.SGD(layer.parameters(), 0.0)
-
-    def step() -> None:
-        layer(torch.randn(4, 2, *GRID)).square().mean().backward()
-        optimizer.step()
-
-    step()
-    assert torch.equal(layer.weight, before)
-    step()
-    assert torch.equal(layer.weight[0], before[0])
-    for expert in (1, 2):
-        torch.testing.assert_close(layer.weight[expert], before[0], rtol=0.15, atol=0.0)
-        keys = layer.gate.keys.detach()
-        assert 0.05 < float((keys[expert] - keys[0]).norm() / keys[0].norm()) < 0.7
-    assert not torch.equal(layer.weight[1], layer.weight[2])
-    after = layer.weight.detach().clone()
-    step()
-    assert torch.equal(layer.weight, after)
+    with pytest.raises(ValueError, match="got weighted=True; the rules 'rc' and 'end_to_end' serve"):
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=GRID, weighted=True)
 
 
 # Names of gates, made for families.

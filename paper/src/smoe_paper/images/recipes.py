@@ -293,7 +293,7 @@ _DEFAULT_MODEL: dict[str, Any] = {
     "order": "families",
     "bias": "expert",
 }
-_DEFAULT_RULE = StraightThrough(temperature=1.0, share=0.25, noise=1.25, warm_up=100, patience=0)
+_DEFAULT_RULE = StraightThrough(temperature=1.0, share=0.25, noise=1.25, warm_up=100)
 _DEFAULTS = {
     "SMoE, defaults": _DEFAULT_MODEL,
     "SMoE, defaults and local affine": {**_DEFAULT_MODEL, "local_affine": True},

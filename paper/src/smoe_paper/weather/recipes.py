@@ -279,7 +279,7 @@ def _with_model(model: WeatherModel, rule: Rule = _FROZEN, **changes: Any) -> We
     return replace(WEATHER_RECIPES["weather/smoe"], model=model, rule=rule, **changes)
 
 
-_LEARNED = StraightThrough(temperature=1.0, share=0.25, noise=1.25, warm_up=100, patience=0)
+_LEARNED = StraightThrough(temperature=1.0, share=0.25, noise=1.25, warm_up=100)
 _AFFINE = SpatialMoEResNetModel(**DEFAULT_MODEL, local_affine=True)
 _DEFAULTS = [
     ("R&T ResNet", WEATHER_RECIPES["weather/rt"]),
