@@ -20,7 +20,7 @@ from smoe_paper.benchmarks.real import TASKS
 ROOT = Path(__file__).parents[1]
 TABLE, PICTURE = ROOT / "paper/results/bench/real.jsonl", ROOT / "docs/pictures/real.png"
 TASK, WORDS = "winds, V from U", "Monthly surface winds: the northward part from the eastward part, 1991 and 1992"
-RIVALS = ("climatology", "LightGBM", "plain net alone", "ridge")
+RIVALS = ("climatology", "LightGBM", "U-Net on simple models", "ridge")
 
 
 def error_map(**options: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -43,8 +43,8 @@ def real() -> str:
     plain, nets = sum(each.startswith("plain") for each in what), sum("parameters" in each for each in what)
     return (
         f"RMSE {shown['model']} m/s by `smoe fit`, {shown['ridge']} by a ridge regression of each pixel, "
-        f"{shown['plain net alone']} by a plain net, {shown['LightGBM']} by LightGBM. Of all {len(rows)} targets, with "
-        "default options, it is best by more than the spread of the difference on "
+        f"{shown['U-Net on simple models']} by a U-Net that corrects simple models, {shown['LightGBM']} by LightGBM. "
+        f"Of all {len(rows)} targets, with default options, it is best by more than the spread of the difference on "
         f"{best}, more than 1 % behind the best rival on {behind}, level on {len(rows) - best - behind}. An SMoE net "
         f"predicts {nets - plain} of them, a plain net {plain}, simple models {len(rows) - nets}: it keeps what "
         "is best at held-out times."

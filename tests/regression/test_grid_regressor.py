@@ -435,7 +435,7 @@ def test_an_own_net_is_named_and_must_take_the_inputs() -> None:
     with pytest.raises(ValueError, match=r"the net does not take \(1, 1, 6, 9\), a sample of these inputs: Given"):
         smoe.GridRegressor(nn.Conv2d(3, 1, 3, padding=1), progress=False).fit(x, y)
     model = smoe.GridRegressor(nn.Conv2d(1, 1, 1), **{**SMALL, "max_epochs": 1}, compare="yes").fit(x, y)
-    shares = {"net": np.zeros(1), "plain": np.ones(1), "alone": np.zeros(1)}
+    shares = {"net": np.zeros(1), "plain": np.ones(1), "twin": np.zeros(1)}
     model._fitted = replace(model.fitted, shares=shares)
     table = model.score(x, y)
     assert "own net" in table.rmse and PLAIN not in table.rmse

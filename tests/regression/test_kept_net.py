@@ -45,7 +45,7 @@ def test_the_plain_net_predicts_where_it_is_better(
     fitted = model.fitted
     assert fitted.kept == "plain" and model.net is fitted.plain
     table = model.score(x, y)
-    assert table.value("model") < table.value(SMOE) and float(fitted.shares["plain"][0]) > 0.5
+    assert table.value("model") < table.value(SMOE) and fitted.shares["plain"][0] > fitted.shares["net"][0]
     error = model.predict(x)["y"] - y["y"]
     weights = xr.DataArray(np.cos(np.deg2rad(x["lat"].values)), dims="lat")
     by_hand = float(np.sqrt((error.astype(np.float64) ** 2).weighted(weights).mean(["lat", "lon"]).mean()))
@@ -81,7 +81,7 @@ def test_the_better_net_needs_no_note_and_an_unknown_one_has_one() -> None:
     model.fit(x, y)
     better = {"base": 1.0, "net": 0.8, "plain": 0.9}
     one, none = np.ones(1), np.zeros(1)
-    shares = {"net": one, "plain": none, "alone": none}
+    shares = {"net": one, "plain": none, "twin": none}
     fitted = replace(model.fitted, validation=better, shares=shares, weakness=None, verdict="")
     assert not fitted.remarks()
     assert "no plain net was fitted" in str(replace(fitted, plain=None).remarks())

@@ -19,7 +19,7 @@ from smoe.regression._ladder import COMBINATION, TimeBasis
 from smoe.regression._ladder_fit import (
     NormalEquations,
     candidate_bases,
-    convex_weights,
+    earned_weights,
     mesh_neighbours,
     ring_neighbours,
 )
@@ -100,16 +100,16 @@ def test_shares_of_nets_add_up_to_what_predicts() -> None:
     y = seasonal(1)
     model = smoe.GridRegressor(net="layer", lead="1 month", **SMALL).fit(y, y, validation="2003:")
     fitted = model.fitted
-    shares = {name: np.asarray([share]) for name, share in (("net", 0.25), ("plain", 0.0), ("alone", 0.5))}
+    shares = {name: np.asarray([share]) for name, share in (("net", 0.25), ("plain", 0.0), ("twin", 0.5))}
     found = []
-    for each in ({"net": 1.0}, {"alone": 1.0}, {}, shares):
+    for each in ({"net": 1.0}, {"twin": 1.0}, {}, shares):
         some = {name: np.asarray([each.get(name, 0.0)]).reshape(1) for name in fitted.shares}
         model._fitted = replace(fitted, shares=some)
         found.append(model.predict(y)["t2m"].values)
-    net, alone, base, mixed = found
-    np.testing.assert_allclose(mixed, 0.25 * base + 0.25 * net + 0.5 * alone, rtol=1e-5)
+    net, twin, base, mixed = found
+    np.testing.assert_allclose(mixed, 0.25 * base + 0.25 * net + 0.5 * twin, rtol=1e-5)
     model._fitted = replace(fitted, shares=shares)
-    assert model.fitted.kept == "alone" and "layer of" in model.fitted.describe()
+    assert model.fitted.kept == "twin" and "layer of" in model.fitted.describe()
 
 
 def test_a_level_beyond_all_that_was_seen_is_passed_on() -> None:
@@ -141,19 +141,25 @@ def test_a_level_beyond_all_that_was_seen_is_passed_on() -> None:
 
 def test_weights_are_the_best_of_a_simplex() -> None:
     generator = np.random.default_rng(0)
-    errors = generator.normal(size=(400, 4)) * np.asarray([1.0, 1.1, 1.5, 3.0])
+    errors = generator.normal(size=(400, 4)) * np.asarray([1.0, 1.1, 1.5, 9.0])
     products = errors.T @ errors / 400
-    found = convex_weights(products, strength=0.2)
-    drawn = 0.2 * products[0, 0]
+    # Blocks that are all alike leave no doubt.
+    share, drawn = np.full(5, 0.2), 0.2 * products[1, 1]
+    found = earned_weights(np.stack([products] * 5), share, start=1, drawn=0.2)
 
     def cost(weights: np.ndarray) -> float:
-        return float(weights @ products @ weights + drawn * np.square(weights - np.eye(4)[0]).sum())
+        return float(weights @ products @ weights + drawn * np.square(weights - np.eye(4)[1]).sum())
 
     others = generator.dirichlet(np.ones(4), 20_000)
     assert found.sum() == pytest.approx(1.0) and found.min() >= 0.0
     assert cost(found) <= 1.01 * min(map(cost, others))
-    # Errors that are all the same gain nothing: the best stays alone.
-    np.testing.assert_allclose(convex_weights(np.outer([1.0, 1.2], [1.0, 1.2])), [1.0, 0.0])
+    # The first is better in two blocks of five, by so much that it is better on average: no evidence.
+    better, worse = ([size, 1.0] for size in np.sqrt([0.2, 1.45]))
+    of_blocks = np.stack([np.outer(each, each) for each in (better, better, worse, worse, worse)])
+    assert of_blocks.mean(axis=0)[0, 0] < 0.96
+    np.testing.assert_array_equal(earned_weights(of_blocks, share, start=1, drawn=0.02), [0.0, 1.0])
+    # Errors that are all the same gain nothing.
+    np.testing.assert_allclose(earned_weights(np.ones((5, 2, 2)), share, start=0, drawn=0.2), [1.0, 0.0])
 
 
 def test_a_block_is_predicted_by_a_fit_that_has_not_seen_it() -> None:

@@ -24,7 +24,7 @@ from smoe.gridded import (
 )
 from smoe.losses import gaussian_crps
 from smoe.meshes import DESCRIPTION, ROW_COORDINATES, Mesh, restored_variables, with_mesh
-from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, Ladder, Spread, Trees
+from smoe.regression._ladder import Ladder, Spread, Trees
 from smoe.regression._nets import NetShape, Regression, count_parameters
 from smoe.regression._options import SIMPLE, Objective, RegressorOptions
 from smoe.regression._preparation import Statistics, functions_of
@@ -204,8 +204,7 @@ class Fitted(Learned):
 
     net: Regression  # trained SMoE net, or the user's own net; for a simple model, one that adds nothing
     plain: Regression | None = None  # plain net of the same size, if one was fitted beside it
-    # plain net of the same size that does not know the simple models, if one was fitted
-    alone: Regression | None = None
+    twin: Regression | None = None  # the same from another seed: both have the same share
     mesh: Mesh | None = None  # mesh that the nodes of the grid belong to; None for a grid
     trees: Trees | None = None  # boosted trees, if LightGBM is installed; not in files
 
@@ -232,7 +231,7 @@ class Fitted(Learned):
     @property
     def nets(self) -> dict[str, Regression]:
         """The nets that were trained."""
-        found = {"net": self.net, "plain": self.plain, "alone": self.alone}
+        found = {"net": self.net, "plain": self.plain, "twin": self.twin}
         return {name: net for name, net in found.items() if net is not None and name in self.shares}
 
     @property
@@ -244,25 +243,16 @@ class Fitted(Learned):
     @property
     def keeps_plain(self) -> bool:
         """Whether a plain net predicts more than the SMoE net."""
-        return self.kept in ("plain", "alone")
+        return self.kept in ("plain", "twin")
 
     @property
     def predictor(self) -> Regression:
         """The net with the largest share in what predicts."""
         return self.nets.get(self.kept, self.net)
 
-    @property
-    def simple_base(self) -> str:
-        """What the plain net that does not know the ladder starts from."""
-        return MEAN_ERROR if MEAN_ERROR in self.ladder.rungs else CLIMATOLOGY
-
     def spread_of(self, rung: str) -> np.ndarray:
         """Standard deviation of the errors of a rung at times that were not fitted, `(K, H, W)`."""
         return self.ladder.spreads[rung].reshape(self.spread.pixels.shape).astype(np.float32)
-
-    def base_of(self, name: str) -> str:
-        """The rung that a net corrects."""
-        return self.simple_base if name == "alone" else self.base
 
     @property
     def statistics(self) -> Statistics:
@@ -277,7 +267,7 @@ class Fitted(Learned):
     def describe(self) -> str:
         """Net, targets and grid in one line."""
         plain = f"plain {self.options.net}"
-        kinds = {"net": "own net" if self.has_own_net else self.options.net, "plain": plain, "alone": f"{plain} alone"}
+        kinds = {"net": "own net" if self.has_own_net else self.options.net, "plain": plain, "twin": plain}
         used = [
             f"{kinds[name]} of {count_parameters(net)} parameters"
             for name, net in self.nets.items()
@@ -346,12 +336,12 @@ def model_values(
     """What the model predicts: the base, and its share of each net."""
     nets = {name: net for name, net in fitted.nets.items() if fitted.shares[name].any()}
     if rungs is None:
-        names = dict.fromkeys([fitted.base, *map(fitted.base_of, nets)])
-        rungs = fitted.ladder.predict(inputs, *times, names=list(names))
+        rungs = fitted.ladder.predict(inputs, *times, names=[fitted.base])
     values = {"base": fitted.spread.numbers(rungs[fitted.base], times[1], fitted.options)}
     for name, net in nets.items():
-        values[name] = net_values(fitted, net, inputs, times, rungs[fitted.base_of(name)])
-    found = mix(values, fitted.shares)
+        values[name] = net_values(fitted, net, inputs, times, rungs[fitted.base])
+    is_chosen = nets and fitted.options.keep == "better"
+    found = mix(values, fitted.shares, fitted.ladder.familiarity(inputs, times[0]) if is_chosen else None)
     widen = fitted.spread.widen[:, None, None]
     if fitted.options.objective == "gaussian":
         found[:, :, 1] *= widen
@@ -361,12 +351,15 @@ def model_values(
     return finished(fitted, found)
 
 
-def mix(values: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The base, and the shares `(K,)` by which it is replaced by others, `(N, K, n, H, W)`."""
+def mix(
+    values: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray], part: np.ndarray | None = None
+) -> np.ndarray:
+    """The base, and the shares `(K,)`, or a part `(N,)` of these, by which others replace it, `(N, K, n, H, W)`."""
     found = values["base"].astype(np.float32)
     for name, share in shares.items():
         if share.any():
-            found = found + share.astype(np.float32)[:, None, None, None] * (values[name] - values["base"])
+            of_samples = share if part is None else part[:, None] * share
+            found = found + of_samples.astype(np.float32)[..., None, None, None] * (values[name] - values["base"])
     return found
 
 

@@ -107,11 +107,19 @@ class Anomalies:
         """
         found = self(inputs, starts, slice(None))
         means = np.einsum("ncp,cp->nc", found, self.area)
-        share = np.abs(np.clip(means, *self.range)) / np.maximum(np.abs(means), 1e-30)
-        moved = means * (1.0 - np.square(np.minimum(share, 1.0)))
+        moved = means * (1.0 - self._likely_part(means))
         if channels is not None:
             moved = moved * np.isin(np.arange(moved.shape[1]), channels)
         return found - moved[:, :, None].astype(np.float32), moved
+
+    def familiarity(self, inputs: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """1 for whole fields whose levels were likely from what was seen, and less beyond, as above, `(N,)`."""
+        means = np.einsum("ncp,cp->nc", self(inputs, starts, slice(None)), self.area)
+        return self._likely_part(means).min(axis=1)
+
+    def _likely_part(self, means: np.ndarray) -> np.ndarray:
+        share = np.abs(np.clip(means, *self.range)) / np.maximum(np.abs(means), 1e-30)
+        return np.where(means == 0.0, 1.0, np.square(np.minimum(share, 1.0)))
 
 
 def pixel_chunks(num_pixels: int, values_of_one: int) -> Iterator[np.ndarray]:
@@ -258,6 +266,10 @@ class Ladder:
         """Inputs that depend on time, pixels flat."""
         dynamic = inputs[:, self.is_dynamic] if not self.is_dynamic.all() else inputs
         return dynamic.reshape(*dynamic.shape[:2], -1)
+
+    def familiarity(self, inputs: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """How much of a net's share is left where the level of an input is beyond all that nets have seen, `(N,)`."""
+        return self.design.anomalies.familiarity(self._dynamic(inputs), starts)
 
     def level(self, moved: np.ndarray) -> np.ndarray:
         """How far each target moves with the level of its input, `(N, K, P)`, given that of all channels."""

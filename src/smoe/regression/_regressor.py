@@ -31,7 +31,7 @@ from smoe.gridded import (
     write_cf_by_year,
 )
 from smoe.regression._fitted import Fitted, OutputLayout, pixel_weights
-from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, fit_trees, num_channels
+from smoe.regression._ladder import fit_trees, num_channels
 from smoe.regression._ladder_fit import LadderFit
 from smoe.regression._nets import (
     NetShape,
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 
 # Values of all training inputs up to which a plain net is fitted beside the model by default.
 _SMALL_DATA = 50_000_000
+# The same, up to which a second one is fitted: the fewer the data, the more a net depends on its seed.
+_FEW_DATA = 3_000_000
 
 
 class GridRegressor:
@@ -242,7 +244,6 @@ class GridRegressor:
         base = SIMPLE.get(options.net) or ladders.train.best
         if base not in ladders.train.rungs:
             raise DataError(f"net={options.net!r} needs an input that each target continues: choose another one")
-        simple = MEAN_ERROR if MEAN_ERROR in ladders.train.rungs else CLIMATOLOGY
         shape = NetShape(
             in_channels=num_channels(
                 ladders.train.design.anomalies.basis, len(prepared.inputs.channels), len(prepared.targets.channels),
@@ -265,57 +266,55 @@ class GridRegressor:
         num_values = len(train) * shape.in_channels * shape.grid[0] * shape.grid[1]
         compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
         compares &= not options.quick or options.compare == "yes"
-        used = {base, simple} if compares else {base}
-        bases = {name: BaseFields.of(ladders, prepared, name, options) for name in used}
+        corrected = BaseFields.of(ladders, prepared, base, options)
         recipe = {"options": asdict(options), "inputs": [c.name for c in prepared.inputs.channels]}
         records: dict[str, list[dict[str, Any]]] = {}
         nets: dict[str, Regression] = {"net": net}
 
-        def learn(which: str, on: str, to: Reporter) -> None:
-            fields = bases[on]
-            fields.begin(nets[which], options)
+        def learn(which: str, seed: int, to: Reporter) -> None:
+            corrected.begin(nets[which], options)
             splits = {
-                name: NetSamples(prepared.splits[name], ladders.train, values, fields.scale, is_own=is_own)
-                for name, values in (("train", fields.train), ("validation", fields.validation))
+                name: NetSamples(prepared.splits[name], ladders.train, values, corrected.scale, is_own=is_own)
+                for name, values in (("train", corrected.train), ("validation", corrected.validation))
             }
             place = directory
             if directory is not None and which != "net":
                 place = RunDirectory(f"{directory.path}-{which}")
             records["model" if which == "net" else which] = train_net(
-                nets[which], splits, objective, options, reporter=to, recipe=recipe,
+                nets[which], splits, objective, replace(options, seed=seed), reporter=to, recipe=recipe,
                 directory=place, resume=resume, compares_routing=not compares,
             )  # fmt: skip
 
-        bases[base].begin(net, options)
+        corrected.begin(net, options)
         notify(ladders.train.describe())
         with reporter, ExitStack() as closing:
             logged = self._tracked(reporter, None if directory is None else directory.path.parent)
             if isinstance(logged, TrackedReporter):
                 closing.enter_context(logged)
             if options.net not in SIMPLE or is_own:
-                learn("net", base, logged)
+                learn("net", options.seed, logged)
                 if compares:
-                    notify("fitting a plain net of the same size, to compare with")
-                for which, on in (("plain", base), ("alone", simple)) if compares else ():
-                    torch.manual_seed(options.seed)
+                    notify("fitting plain nets of the same size, to compare with")
+                plain_nets = [("plain", options.seed), *([("twin", options.seed + 1)] * (num_values <= _FEW_DATA))]
+                for which, seed in plain_nets if compares else ():
+                    torch.manual_seed(seed)
                     nets[which] = make_plain_net(
                         "resnet" if is_own else options.net, shape, num_blocks=options.num_blocks,
                         num_parameters=count_shared_parameters(net), mesh=mesh,
                     )  # fmt: skip
-                    learn(which, on, reporter)
+                    learn(which, seed, reporter)
         is_refitted = options.refit == "yes" or (options.refit == "auto" and "test" in prepared.splits)
         times = np.concatenate([train.pairs.starts, train.pairs.valid])
-        on_simple = bases.get(simple, bases[base])
-        judged = judge(nets, bases[base], on_simple, validation, ladders.train, weights, options, is_own=is_own)
+        judged = judge(nets, corrected, validation, ladders.train, weights, options, is_own=is_own)
         fitted = Fitted(
             options=options,
             ladder=ladders.train,
             base=base,
             net=net,
             plain=nets.get("plain"),
-            alone=nets.get("alone"),
+            twin=nets.get("twin"),
             shares=judged.shares,
-            spread=replace(bases[base].spread, widen=judged.widen),
+            spread=replace(corrected.spread, widen=judged.widen),
             validation=judged.validation,
             verdict=judged.verdict,
             shape=shape,

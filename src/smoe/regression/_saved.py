@@ -80,7 +80,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
     for name in MACHINE_OPTIONS:
         del config["options"][name]
     tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
-    for prefix, net in (("net", fitted.net), ("plain", fitted.plain), ("alone", fitted.alone)):
+    for prefix, net in (("net", fitted.net), ("plain", fitted.plain), ("twin", fitted.twin)):
         if net is not None:
             state = net.state_dict()
             tensors |= {f"{prefix}.{name}": tensor.detach().cpu().clone() for name, tensor in state.items()}
@@ -173,7 +173,7 @@ def _build(
     config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn.Module | None, transform: str | None,
     path: Path,
 ) -> Fitted:  # fmt: skip
-    of_nets = ("net.", "plain.", "alone.")
+    of_nets = ("net.", "plain.", "twin.")
     arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(of_nets)}
     plain = _attached({name: value for name, value in config.items() if name not in _BESIDE}, arrays)
     learned: Learned = from_plain(Learned, plain)
@@ -195,7 +195,7 @@ def _build(
         net = make_net(shape, options, mesh)
     net.load_state_dict(_of(tensors, "net."))
     nets: dict[str, Any] = {"net": net.eval()}
-    for name in ("plain", "alone"):
+    for name in ("plain", "twin"):
         if state := _of(tensors, f"{name}."):
             nets[name] = make_plain_net(
                 "resnet" if learned.has_own_net else options.net, shape, num_blocks=options.num_blocks,

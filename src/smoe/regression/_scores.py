@@ -250,7 +250,7 @@ _BATCH = 32
 
 
 PLAIN = "plain net of the same size"
-ALONE = "plain net alone"
+TWIN = "plain net of another seed"
 SMOE = "SMoE net"
 TREES = "LightGBM"
 
@@ -344,10 +344,10 @@ def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *
     """Predictions of the nets and the simple models for some samples."""
     rungs = fitted.ladder.predict(before, *times)
     values = {MODEL: model_values(fitted, before, times, rungs)}
-    labels = {"net": fitted.net_kind, "plain": PLAIN, "alone": ALONE}
+    labels = {"net": fitted.net_kind, "plain": PLAIN, "twin": TWIN}
     for name, net in fitted.nets.items():
         if fitted.shares[name].min() < 1.0:
-            found = net_values(fitted, net, before, times, rungs[fitted.base_of(name)])
+            found = net_values(fitted, net, before, times, rungs[fitted.base])
             values[labels[name]] = finished(fitted, found)
     if fitted.trees is not None:
         found = fitted.spread.numbers(

@@ -27,7 +27,7 @@ from smoe.regression._fitted import (
     split_gaussian,
 )
 from smoe.regression._ladder import Ladder, Spread, TimeBasis
-from smoe.regression._ladder_fit import FittedLadders, convex_weights
+from smoe.regression._ladder_fit import FittedLadders, earned_weights
 from smoe.regression._nets import Regression
 from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, Objective, RegressorOptions
 from smoe.regression._preparation import GridSamples, Prepared
@@ -39,8 +39,8 @@ from smoe.training.run_directory import RunDirectory, keep_freed_memory
 from smoe.training.task import Metric, Task
 
 _QUICK_EPOCHS = 5
-# How much the shares of nets are drawn to the best of them, which one period judges, and the least share of a net.
-_DRAWN, _LEAST_SHARE = 0.2, 0.05
+# Blocks of times of the validation part that nets are judged by, and how much their shares are drawn to none.
+_NUM_BLOCKS, _DRAWN = 6, 0.02
 
 
 class GridObjective(nn.Module):
@@ -327,13 +327,14 @@ class Judgement:
 
 
 def judge(
-    nets: Mapping[str, Regression], base: BaseFields, simple: BaseFields, validation: GridSamples, ladder: Ladder,
-    weights: np.ndarray, options: RegressorOptions, *, is_own: bool,
+    nets: Mapping[str, Regression], base: BaseFields, validation: GridSamples, ladder: Ladder, weights: np.ndarray,
+    options: RegressorOptions, *, is_own: bool,
 ) -> Judgement:  # fmt: skip
     """Chooses the shares of the nets in what predicts, and says what they add.
 
-    They are weights as those of simple models, by the validation part, times 1 less the square of how uncertain the
-    gain is: its standard deviation over blocks of times relative to it.
+    They are earned as the weights of simple models are, in blocks of times of the validation part, by errors less their
+    mean at each pixel: that a net moves all times of one period towards the truth, as under a trend, is one number and
+    no evidence of more. The two plain nets count as one, their mean, whose errors vary less with the seed.
     """
     # Every second or third sample of a validation part that memory may not hold.
     step = -(-base.validation.nbytes * options.outputs_per_target // _MOST_BYTES)
@@ -344,7 +345,7 @@ def judge(
     values = {"base": of_base}
     names = list(nets) if options.net not in SIMPLE or is_own else []
     for name in names:
-        fields = np.asarray((simple if name == "alone" else base).validation[rows])
+        fields = np.asarray(base.validation[rows])
         values[name] = np.concatenate([
             output_values(
                 run_net(nets[name], ladder.net_inputs(validation.physical(batch)[0], fields[batch],
@@ -361,22 +362,26 @@ def judge(
         shares["net"][:] = 1.0
     elif names:
         finite = [name for name in values if np.isfinite(errors[name]).all()]
-        middle = {name: central(options, values[name]).astype(np.float64) - truth for name in finite}
+        members = [[name for name in finite if name in each] for each in (("base",), ("net",), ("plain", "twin"))]
+        members = [each for each in members if each]
+        middle = [np.mean([central(options, values[name]) for name in each], axis=0) - truth for each in members]
+        counts = np.maximum((~np.isnan(truth)).sum(axis=0), 1)
+        middle = [each - np.nansum(each, axis=0) / counts for each in middle]
+        order = np.argsort(validation.pairs.valid, kind="stable")
+        blocks = np.array_split(order, min(_NUM_BLOCKS, len(order)))
         for k in range(truth.shape[1]):
-            products = np.asarray([
-                [np.nanmean(weighted_means(middle[a][:, k:k+1] * middle[b][:, k:k+1], truth[:, k:k+1], weights))
-                 for b in finite] for a in finite
-            ])  # fmt: skip
-            for name, weight in zip(finite, convex_weights(products, _DRAWN), strict=True):
-                if name != "base":
-                    shares[name][k] = weight
+            products = np.stack([[weighted_means(a[:, k:k+1] * b[:, k:k+1], truth[:, k:k+1], weights)[:, 0]
+                                  for b in middle] for a in middle])  # fmt: skip
+            of_blocks = [np.nanmean(products[:, :, block], axis=2) for block in blocks]
+            counted = np.asarray([np.isfinite(each).all() for each in of_blocks])
+            sizes = np.asarray([len(block) for block in blocks])[counted]
+            earned = earned_weights(np.stack(of_blocks)[counted], sizes / sizes.sum(), 0, _DRAWN)
+            for each, weight in zip(members[1:], earned[1:], strict=True):
+                for name in each:
+                    shares[name][k] = weight / len(each)
         mixed = weighted_means(errors_in_units(mix(values, shares), truth, options), truth, weights)
-        for k in range(truth.shape[1]):
-            gains = (errors["base"] - mixed)[:, k : k + 1]
-            gain, spread = float(np.nanmean(gains)), float(bootstrap_spread(gains, mean=True)[0])
-            factor = 1.0 - min(1.0, spread / gain) ** 2 if gain > 0.0 else 0.0
-            for name in names:
-                shares[name][k] *= factor if factor * shares[name][k] >= _LEAST_SHARE else 0.0
+        is_better = np.nanmean(mixed, axis=0) < np.nanmean(errors["base"], axis=0)
+        shares = {name: np.where(is_better, share, 0.0) for name, share in shares.items()}
     # Without an error there is nothing to remove.
     means = {name: np.nanmean(each, axis=0) + 1e-300 for name, each in errors.items()}
     ratios: dict[str, float | None] = {name: float(np.mean(each / means["base"])) for name, each in means.items()}
@@ -405,7 +410,7 @@ def _verdict(
 ) -> str:  # fmt: skip
     """What predicts, what the nets add, and whether the location matters, in one line."""
     kind = "own net" if is_own else "SMoE net"
-    labels = {"net": kind, "plain": "plain net", "alone": "plain net alone"}
+    labels = {"net": kind, "plain": "plain net", "twin": "plain net of another seed"}
     used = [f"{float(share.mean()):.2f} of the {labels[name]}" for name, share in shares.items() if share.any()]
     text = f"{base} predicts" if not used else f"{base} and {' and '.join(used)} predict"
     if not shares:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 def draw_real(rows: list[dict[str, Any]], path: Path) -> None:
     """Error of each row as a share of the model's, by task."""
-    kinds = ("climatology", "damped anomaly by hand", "ridge by hand", "LightGBM", "plain net alone")
+    kinds = ("climatology", "damped anomaly by hand", "ridge by hand", "LightGBM", "U-Net on simple models")
     figure = Figure(figsize=(8.0, 0.4 * len(rows) + 1.2), layout="constrained")
     axes = figure.add_subplot()
     for marker, kind in zip("osD^v", kinds, strict=True):
