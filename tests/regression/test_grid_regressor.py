@@ -19,7 +19,7 @@ from smoe._files import checksum
 from smoe.errors import DataError
 from smoe.regression._options import RegressorOptions
 from smoe.regression._preparation import Statistics
-from smoe.regression._scores import ALONE, PLAIN, SMOE, TREES, write_scores
+from smoe.regression._scores import PLAIN, SMOE, TREES, TWIN, write_scores
 
 SMALL: dict[str, Any] = {
     "filters": 2,
@@ -60,7 +60,7 @@ def test_the_lines_of_the_readme(tmp_path: Path) -> None:
     table = model.score(whole, whole, period="2001-02-10:2001-02-20")
     rungs = {"persistence", "climatology (mean)", "input + map of mean errors", "damped anomaly", "ridge regression"}
     rows = set(table.rmse) - {TREES}
-    assert rungs | {"model"} <= rows <= rungs | {"model", SMOE, PLAIN, ALONE}
+    assert rungs | {"model"} <= rows <= rungs | {"model", SMOE, PLAIN, TWIN}
     assert len(rows) == len(rungs) + (4 if model.fitted.kept == "ladder" else 3)
     routing = model.routing_map()
     assert routing.dims == ("lat", "lon") and routing.attrs["flag_meanings"].startswith("expert_")

@@ -194,8 +194,6 @@ class Learned:
     trained: tuple[int, int]  # first second of the times of the training samples, and the first one after them
     samples: dict[str, int]  # number of samples of each split, and of those that were left out, by the reason
     notes: tuple[str, ...]  # what was noted of the data of the fit, and what looked wrong in them
-    # what must be said if a simple prediction is better in the validation period; None if none is
-    weakness: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +292,20 @@ class Fitted(Learned):
         if self.kept == "plain":
             return f"the plain net predicts, it was better on validation than the {self.net_kind} ({values}): {reason}"
         return f"the model was worse on validation than the plain net of the same size ({values}): {reason}"
+
+    @property
+    def weakness(self) -> str | None:
+        """What must be said of a net that predicts though its base alone was better in the validation period."""
+        ours = self.validation.get("net", 0.0) if self.options.keep == "smoe" else 0.0
+        # Not finite is not better either.
+        if ours is not None and ours <= 1.002:
+            return None
+        has_diverged = ours is None or not ours <= 9.0
+        return printable(
+            "the model is no better than a simple prediction in the validation period: its objective is "
+            f"{'not finite' if ours is None else f'{ours:.4g} times that'} of {self.base}; "
+            f"{'the training has diverged, lower learning_rate' if has_diverged else 'use that, or train longer'}"
+        )
 
     def remarks(self) -> tuple[str, ...]:
         """What the scores must say of the model beside the plain net and simple predictions."""

@@ -282,8 +282,10 @@ class Ladder:
         """Regressions, and the level beyond all that was seen, which a target that continues an input keeps."""
         design = self.design
         num_targets, num_pixels = self.target_mean.shape
-        # A level that no target continues is extrapolated by the regressions.
-        anomalies, moved = design.anomalies.within_range(inputs, starts, self.passed)
+        # A level that no target continues is extrapolated by the regressions, unless all targets keep their own: what
+        # goes with it in other inputs would count twice.
+        channels = self.passed if (self.passed < 0).any() else None
+        anomalies, moved = design.anomalies.within_range(inputs, starts, channels)
         level = self.level(moved)
         components = design.patterns(anomalies[:, :, design.patterns.pixels])
         anomalies = np.concatenate([anomalies, np.zeros_like(anomalies[:, :, :1])], axis=2)

@@ -53,7 +53,7 @@ from smoe.regression._prediction import (
 )
 from smoe.regression._preparation import Prepared, join_leads, open_sources, pair_sources, prepare
 from smoe.regression._saved import load_model, save_model
-from smoe.regression._scores import MODEL, TREES, ErrorSums, ScoreTable, find_weakness, make_table, score_samples
+from smoe.regression._scores import MODEL, TREES, ErrorSums, ScoreTable, make_table, score_samples
 from smoe.regression._training import BaseFields, GridObjective, NetSamples, judge, train_net
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
 from smoe.training.run_directory import RunDirectory
@@ -338,8 +338,6 @@ class GridRegressor:
         for line in (fitted.verdict, fitted.worse_than_plain() if fitted.kept in ("net", "plain") else None):
             if line:
                 notify(line)
-        is_forecast = prepared.inputs.lead_times is not None
-        fitted = replace(fitted, weakness=find_weakness(fitted, validation, is_forecast=is_forecast))
         if compares:
             trees = fit_trees(train, validation, ladders.neighbours, weights, options.seed)
             fitted = replace(fitted, trees=trees)

@@ -31,7 +31,6 @@ from smoe.regression._ladder import CLIMATOLOGY, COMBINATION, PERSISTENCE
 from smoe.regression._options import RegressorOptions
 from smoe.regression._prediction import find_gaps, open_inputs, read_inputs
 from smoe.regression._preparation import (
-    GridSamples,
     lead_channel,
     open_targets,
     pair_sources,
@@ -463,34 +462,6 @@ def _coverage(covered: Sequence[np.ndarray], names: Sequence[str], options: Regr
         off = ": errors are unlike those of the fit, do not rely on the intervals" if abs(found - said) > 0.1 else ""
         notes.append(f"the {100 * said:.0f} % interval covers {100 * found:.0f} % of {name} in this period{off}")
     return notes
-
-
-def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) -> str | None:
-    """What must be said of a model that a simple prediction beats on samples that were prepared for it."""
-    sums: dict[str, ErrorSums] = {}
-    is_absolute = fitted.options.objective in ("mae", "quantiles")
-    for first in range(0, len(samples), _BATCH):
-        indices = np.arange(first, min(first + _BATCH, len(samples)))
-        before, truth = samples.physical(indices)
-        batch = compare(fitted, before, truth, samples.times(indices), is_forecast=is_forecast)
-        for name, values in {MODEL: batch.nets[MODEL], **batch.simple}.items():
-            each = sums.setdefault(name, ErrorSums())
-            each.add(central(fitted.options, values), batch.truth, fitted.pixel_weights)
-    means = {name: np.nanmean(np.concatenate(each.absolute if is_absolute else each.squared), axis=0) ** (
-        1.0 if is_absolute else 0.5) for name, each in sums.items()}  # fmt: skip
-    for number, channel in enumerate(fitted.target_channels):
-        errors = {name: float(each[number]) for name, each in means.items()}
-        ours = errors.pop(MODEL)
-        best = min(errors, key=lambda name: errors[name])
-        # Not finite is not better either.
-        if not ours <= 1.001 * errors[best]:
-            has_diverged = not ours <= 3.0 * errors[best]
-            return printable(
-                f"the model is no better than a simple prediction in the validation period: "
-                f"{'MAE' if is_absolute else 'RMSE'} of {channel.name} {ours:.4g}, of {best} {errors[best]:.4g}; "
-                f"{'the training has diverged, lower learning_rate' if has_diverged else 'use that, or train longer'}"
-            )
-    return None
 
 
 def _check_targets(fitted: Fitted, y: Any, open_options: OpenOptions | None) -> FieldSource:
