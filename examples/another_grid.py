@@ -23,7 +23,7 @@ for _ in range(300):
     optimizer.step()
 
 # A copy with new parameters, for the finer grid: give them to a new optimiser to go on.
-fine = smoe.interpolate_grids(net, example_input=torch.zeros(1, 1, 32, 48), mode="nearest").eval()
+fine = smoe.interpolate_grids(net, example_input=torch.zeros(1, 1, 32, 48)).eval()
 x = torch.randn(64, 1, 32, 48)
 print(f"error on 32 x 48, never trained there: {nn.functional.mse_loss(fine(x), truth(x)).item():.1e}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -167,10 +166,6 @@ class PixelEmbedding(SelfTaught):
     def forward(self) -> torch.Tensor:
         """The numbers `(rank, *grid)`."""
         return self.values
-
-    def resize(self, resized: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Serves another grid; `resized` brings a field `(N, *grid)` to it."""
-        self.replace_numbers("values", resized(self.values).to(self.values.dtype))
 
     def extra_repr(self) -> str:
         return f"rank={len(self.values)}, spatial_shape={self.spatial_shape}"

@@ -1,7 +1,7 @@
 """Adapts a network whose layers depend on the place to images of another size (paper section 3.4).
 
 The published recipe trains on crops of 176 pixels and evaluates at 224: gates and tables made for 44 x 44 pixels meet
-56 x 56. A convolution works on both; these layers refuse another grid. Here their fields are interpolated.
+56 x 56. A convolution works on both; these layers refuse another grid. Here they are taken to it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,35 +24,33 @@ from smoe.nn._healpix_layer import HEALPixMoE
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import NodeOrder, node_order_of
 from smoe.nn._places import CoordinateEmbedding
-from smoe.nn._routed_layer import RoutedLayer
+from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.ops._conv_kernels import output_grid
-from smoe.ops._interpolation import Interpolation, interpolate_grid, nearest_places
+from smoe.ops._interpolation import interpolate_grid, most_typical, nearest_places, pixels_around
 
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Interpolation = "linear") -> Network:
-    """A copy of the network for inputs of the example's size: each field of a layer is interpolated to its new grid.
+def interpolate_grids(model: Network, *, example_input: ExampleInput) -> Network:
+    """A copy of the network for inputs of the example's size, whose layers are taken to their new grids.
 
-    Fields are the scores of tensor and fixed gates, the pixel embeddings of factorised gates, and local affine maps.
-    A layer of your own takes part if it has the attributes `spatial_shape`, `stride` and `padding_mode` and a method
-    `resize_grid(grid, resize)`, where `resize(field)` interpolates a parameter `(..., *spatial_shape)`. The experts of
-    a pixel are then selected by its interpolated scores, so there are as many distinct ones as before; with `nearest`,
-    each pixel has those of the nearest pixel of the old grid, in their order. An axis that the layer's padding wraps is
-    interpolated around, and each face of a HEALPix sphere by itself; nodes of a graph have no grid, and
-    `smoe.transfer_gate` moves their gates. Layers whose grid is the same are left as they are. Parameters of the copy
-    are new and need an optimiser of their own.
+    Each new pixel has the experts of one of the old pixels around it: of the one whose scores, or pixel embedding,
+    point most as those around do on the whole. So no pixel has an expert that none of its neighbours had, as means of
+    scores of several sizes may give it. Local affine maps are interpolated linearly, between the centres of pixels, and
+    so are fields of layers of your own, which take part if they have the attributes `spatial_shape`, `stride` and
+    `padding_mode` and a method `resize_grid(grid, resize)`, where `resize(field)` interpolates a parameter
+    `(..., *spatial_shape)`. An axis that the layer's padding wraps goes on around, and each face of a HEALPix sphere is
+    by itself; nodes of a graph have no grid, and `smoe.transfer_gate` moves their gates. Layers whose grid is the same
+    are left as they are. Parameters of the copy are new and need an optimiser of their own.
 
     Args:
         model: Network to adapt; it is not changed.
         example_input: Input of the new size. A tuple holds several positional arguments, a dictionary keyword
             arguments.
-        mode: `linear` between the centres of pixels, or `nearest`. Linear suits fields that are smooth; scores of white
-            noise it mixes into choices that no pixel was trained with.
 
     Raises:
-        ValueError: If a layer cannot be interpolated, is not reached by the example, or would need two grids; or if
-            its field is not finite.
+        ValueError: If a layer cannot be adapted, is not reached by the example, or would need two grids; or if its
+            field is not finite.
     """
     new = copy.deepcopy(model)
     layers = ((name, module) for name, module in new.named_modules() if _is_placed(module))
@@ -71,7 +69,7 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
                 f"{known[1]} needs the grid {known[0]} and {name} the grid {grid}, but one field serves both: give "
                 "an example of a size at which they agree, or layers with gates of their own"
             )
-        _resize(module, grid, mode, name)
+        _resize(module, grid, name)
 
     hooks = [module.register_forward_pre_hook(resize, with_kwargs=True) for module in names]
     try:
@@ -118,7 +116,7 @@ def _has_grid(layer: Any) -> bool:
     return (layer.gate if isinstance(layer, RoutedLayer) else layer).spatial_shape is not None
 
 
-def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -> None:
+def _resize(layer: Any, grid: tuple[int, ...], name: str) -> None:
     # The experts of a `SpatialMoE` are any module: nothing is known of its borders.
     has_borders = isinstance(layer, GridMoE) or not isinstance(layer, RoutedLayer)
     padding_mode = layer.padding_mode if has_borders else "zeros"
@@ -128,14 +126,25 @@ def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -
         """The field on the new grid; its last axes are these axes of the grid, all of them by default."""
         axes = range(len(grid)) if axes is None else axes
         sizes, wrapped = tuple(grid[axis] for axis in axes), tuple(wraps[axis] for axis in axes)
-        values = interpolate_grid(_checked(field, name), sizes, mode=mode, wraps=wrapped)
+        values = interpolate_grid(_checked(field, name), sizes, wrapped)
         return nn.Parameter(values.to(field.dtype), field.requires_grad)
 
     if not isinstance(layer, RoutedLayer):
         if layer.spatial_shape not in (None, grid):
             layer.resize_grid(grid, resize)
         return
-    _resize_gate(layer.gate, grid, resize, name)
+    gate, old_grid = layer.gate, layer.gate.spatial_shape
+    # A layer that the gate holds is met for itself.
+    if old_grid not in (None, grid) and not any(hasattr(part, "resize_grid") for part in gate.modules()):
+
+        def choose(numbers: torch.Tensor) -> torch.Tensor:
+            return most_typical(numbers, *pixels_around(old_grid, grid, wraps, numbers.device))
+
+        if not _move_choices(gate, grid, name, choose, lambda embedding: embedding.resize(resize, choose)):
+            raise ValueError(
+                f"the {type(gate).__name__} of {name} was made for the grid {old_grid} and cannot be "
+                f"taken to {grid}: its scores are no field"
+            )
     if isinstance(layer, HEALPixMoE):
         layer._note_nside(grid[-1])
     layer._forget_input()
@@ -144,31 +153,40 @@ def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -
         affine.scale, affine.offset = resize(affine.scale), resize(affine.offset)
 
 
-def _resize_gate(
-    gate: SpatialGate, grid: tuple[int, ...], resize: Callable[[torch.Tensor], nn.Parameter], name: str
-) -> None:
-    # A layer that the gate holds is met for itself.
-    if gate.spatial_shape in (None, grid) or any(hasattr(part, "resize_grid") for part in gate.modules()):
-        return
-    if not _change_field(gate, resize):
-        raise ValueError(
-            f"the {type(gate).__name__} of {name} was made for the grid {gate.spatial_shape} and cannot be "
-            f"interpolated to {grid}: its scores are no field"
-        )
+def _move_choices(
+    gate: SpatialGate,
+    grid: tuple[int, ...],
+    name: str,
+    choose: Callable[[torch.Tensor], torch.Tensor],
+    move: Callable[[CoordinateEmbedding], None],
+) -> bool:
+    """Gives each pixel of a new grid what the gate has at an old one; False if it has no field.
 
-
-def _change_field(gate: SpatialGate, change: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Gives a gate another field `(N, *grid)`, made of the one it has; False if it has none."""
-    inner = getattr(gate, "gate", None)
-    if isinstance(inner, SpatialGate):  # a gate around another one
-        return _change_field(inner, change)
-    if isinstance(gate, TensorGate):
-        gate.replace_numbers("scores", change(gate.scores))
-    elif isinstance(gate, FixedGate):
-        gate.scores = change(gate.scores).detach()
-    elif isinstance(gate, FactorisedGate):
-        gate.embedding.resize(change)  # gates may share it; the first one resizes it
-    return isinstance(gate, (TensorGate, FixedGate, FactorisedGate))
+    Args:
+        gate: Gate, or one around another.
+        grid: Sizes of the new grid.
+        name: What an error is about.
+        choose: Old pixels whose numbers the new ones take, `(P',)`, by the numbers of the old ones, `(N, P)`.
+        move: Moves an embedding from coordinates.
+    """
+    while isinstance(inner := getattr(gate, "gate", None), SpatialGate):
+        gate = inner
+    if isinstance(gate, FactorisedGate):
+        embedding = gate.embedding  # gates may share it; the first one moves it
+        if isinstance(embedding, CoordinateEmbedding):
+            move(embedding)
+        else:
+            numbers = _checked(embedding.values, name).flatten(1)
+            taken = numbers[:, choose(numbers)].unflatten(1, grid)
+            embedding.replace_numbers("values", taken.to(embedding.values.dtype))
+    elif isinstance(gate, (TensorGate, FixedGate)):
+        scores = _checked(gate.scores, name).flatten(1)
+        taken = scores[:, choose(scores - scores.mean(dim=0))].unflatten(1, grid).to(gate.scores.dtype)
+        if isinstance(gate, TensorGate):
+            gate.replace_numbers("scores", taken)
+        else:
+            gate.scores = taken
+    return isinstance(gate, (FactorisedGate, TensorGate, FixedGate))
 
 
 def _checked(field: torch.Tensor, name: str) -> torch.Tensor:
@@ -179,30 +197,21 @@ def _checked(field: torch.Tensor, name: str) -> torch.Tensor:
     return field.detach() if field.dtype == torch.float64 else field.detach().float()
 
 
-Transfer = Literal["nearest", "inverse_distance"]
-
-
 def transfer_gate(
-    gate: SpatialGate,
-    old_coordinates: torch.Tensor,
-    new_coordinates: torch.Tensor,
-    *,
-    mode: Transfer = "nearest",
-    num_neighbours: int = 4,
+    gate: SpatialGate, old_coordinates: torch.Tensor, new_coordinates: torch.Tensor, *, num_neighbours: int = 4
 ) -> SpatialGate:
-    """A copy of a gate for other nodes, whose scores come from the old nodes near each of them.
+    """A copy of a gate for other nodes, each of which has the experts of one of the old nodes near it.
 
-    The coordinates must be comparable: of one sphere as points in space, not as longitudes that jump. A gate with a
-    `CoordinateEmbedding` computes its scores at the new places, whose coordinates are as those it was made with.
-    Parameters of the copy are new; rules start their memory anew.
+    It is the one whose scores, or embedding, point most as those of the nearest ones do on the whole, each weighted by
+    the inverse square of its distance. The coordinates must be comparable: of one sphere as points in space, not as longitudes
+    that jump. A gate with a `CoordinateEmbedding` computes its scores at the new places, whose coordinates are as those
+    it was made with. Parameters of the copy are new; rules start their memory anew.
 
     Args:
         gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or one around it.
         old_coordinates: Places of the pixels that the gate was made for, `(*grid, D)`.
         new_coordinates: Places of the new pixels, `(*new_grid, D)`; the new gate has this grid.
-        mode: `nearest`: each pixel takes the scores of the nearest old one. `inverse_distance`: their mean over the
-            nearest ones, weighted by the inverse of the distance.
-        num_neighbours: Old pixels of that mean.
+        num_neighbours: Old pixels that are looked at for each new one; with 1 it takes the nearest.
 
     Raises:
         ValueError: If the coordinates do not fit the gate, or the gate has no field.
@@ -211,8 +220,7 @@ def transfer_gate(
         >>> gate = smoe.transfer_gate(old.gate, old_mesh.coordinates, mesh.coordinates)
         >>> layer = smoe.GraphMoE(16, 4, gate=gate)
     """
-    if mode not in get_args(Transfer):
-        raise ValueError(f"mode must be one of {', '.join(get_args(Transfer))}, got {mode!r}")
+    check_positive(num_neighbours=num_neighbours)
     grid = gate.spatial_shape
     if grid is None or tuple(old_coordinates.shape[:-1]) != grid:
         raise ValueError(f"the gate was made for {grid}, but old_coordinates are of {tuple(old_coordinates.shape)}")
@@ -224,25 +232,15 @@ def transfer_gate(
     for name, part in (("old_coordinates", old), ("new_coordinates", new)):
         if not bool(part.isfinite().all()):
             raise ValueError(f"{name} must be finite, got {int((~part.isfinite()).sum())} values that are not")
-    number = 1 if mode == "nearest" else min(num_neighbours, len(old))
-    if number < 1:
-        raise ValueError(f"num_neighbours must be at least 1, got {num_neighbours}")
-    distance, near = nearest_places(old, new, number)
-    # A pixel in the place of an old one takes its scores alone.
-    weight = 1.0 / distance.clamp(min=1e-12 * max(1.0, float(distance.max())))
-    weight = weight / weight.sum(dim=1, keepdim=True)
     copied = copy.deepcopy(gate)
-    if isinstance(copied, FactorisedGate) and isinstance(copied.embedding, CoordinateEmbedding):
-        copied.embedding.move(new_coordinates)
-    else:
+    distance, near = nearest_places(old, new, min(num_neighbours, len(old)))
 
-        def moved(field: torch.Tensor) -> torch.Tensor:
-            flat = field.detach().flatten(1)
-            picked = flat[:, near.to(flat.device)] * weight.to(flat.device, flat.dtype)
-            return picked.sum(dim=2).unflatten(1, tuple(new_coordinates.shape[:-1]))
+    def choose(numbers: torch.Tensor) -> torch.Tensor:
+        return most_typical(numbers, distance, near)
 
-        if not _change_field(copied, moved):
-            raise ValueError(f"a {type(gate).__name__} has no field of scores that could be transferred")
+    new_grid = tuple(new_coordinates.shape[:-1])
+    if not _move_choices(copied, new_grid, "the gate", choose, lambda embedding: embedding.move(new_coordinates)):
+        raise ValueError(f"a {type(gate).__name__} has no field of scores that could be transferred")
     order = copied._modules.get("node_order")
     if isinstance(order, NodeOrder):
         order.hashes.zero_()

@@ -144,12 +144,23 @@ class CoordinateEmbedding(PixelEmbedding):
         nearest = nearest_places(old, new, 1)[1][:, 0].to(places.device)
         self._take(places, self.values.detach().flatten(1)[:, nearest].unflatten(1, places.shape[1:]))
 
-    def resize(self, resized: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """As for `PixelEmbedding`; the coordinates are interpolated too."""
-        places = resized(self.places).detach()
+    def resize(
+        self, interpolate: Callable[[torch.Tensor], torch.Tensor], choose: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Serves another grid over the same area.
+
+        With a table each new pixel has the numbers of an old one; without, those that the network computes there.
+
+        Args:
+            interpolate: Brings a field `(N, *grid)` to the new grid.
+            choose: Old pixels whose numbers the new ones take, `(P',)`, by the numbers of the old ones, `(N, P)`.
+        """
+        places = interpolate(self.places).detach()
         if self.sphere:  # means of points of a sphere are inside of it
             places = torch.cat([nn.functional.normalize(places[:3], dim=0), places[3:]])
-        self._take(places, resized(self.values).detach())
+        numbers = self().detach().flatten(1)
+        taken = numbers[:, choose(numbers)].unflatten(1, places.shape[1:])
+        self._take(places, taken - self.net(places).detach() if self.has_table else torch.zeros_like(taken))
 
     def _take(self, places: torch.Tensor, values: torch.Tensor) -> None:
         self.places = places

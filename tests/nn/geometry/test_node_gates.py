@@ -30,25 +30,25 @@ def test_a_prior_of_each_node():
 
 
 @pytest.mark.parametrize("has_scipy", [True, False])
-@pytest.mark.parametrize("mode", ["nearest", "inverse_distance"])
-def test_transfer_to_another_order_and_back(monkeypatch, mode, has_scipy):
+@pytest.mark.parametrize("num_neighbours", [1, 4])
+def test_transfer_to_another_order_and_back(monkeypatch, num_neighbours, has_scipy):
     if not has_scipy:
         monkeypatch.setitem(__import__("sys").modules, "scipy.spatial", None)
     place = torch.randn(40, 3)
     order = torch.randperm(40)
     for gate in (smoe.TensorGate(5, 2, (40,)), FactorisedGate(5, 2, (40,)), smoe.FixedGate(torch.randn(5, 40), 2)):
-        moved = transfer_gate(gate, place, place[order], mode=mode)
+        moved = transfer_gate(gate, place, place[order], num_neighbours=num_neighbours)
         torch.testing.assert_close(moved.forward().scores, gate.forward().scores[:, :, order])
         assert (moved.forward().indices == gate.forward().indices[:, :, order]).all()
 
 
-def test_transfer_of_the_mean_by_hand():
-    gate = smoe.FixedGate(torch.tensor([[0.0, 8.0, 100.0]]), 1)
-    # At 1 of 0 to 4: weights 1 / 1 and 1 / 3, so the mean is 8 / 4.
-    moved = transfer_gate(
-        gate, torch.tensor([[0.0], [4.0], [50.0]]), torch.tensor([[1.0]]), mode="inverse_distance", num_neighbours=2
-    )
-    assert moved.forward().scores.item() == pytest.approx(2.0)
+def test_the_choice_of_neighbours_by_hand():
+    # Of four places at 0, 4, 5 and 5.5, the last three have one direction. At 1.5, the nearest has the weight
+    # 1 / 2.25 = .44 and they 1 / 6.25 + 1 / 12.25 + 1 / 16 = .30; at 1.8 .31 and .21 + .10 + .07 = .38.
+    gate = smoe.FixedGate(torch.tensor([[9.0, 1.0, 1.0, 2.0], [0.0, 3.0, 2.0, 4.0]]), 1)
+    old = torch.tensor([[0.0], [4.0], [5.0], [5.5]])
+    moved = transfer_gate(gate, old, torch.tensor([[1.5], [1.8], [5.0]]))
+    assert moved.forward().scores[0].T.tolist() == [[9.0, 0.0], [1.0, 3.0], [1.0, 2.0]]
 
 
 def test_transfer_between_grids():
@@ -56,7 +56,7 @@ def test_transfer_between_grids():
     old = torch.stack([rows, columns], dim=-1)
     gate = smoe.TensorGate(3, 1, (4, 6))
     fine = (torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(12.0), indexing="ij"), dim=-1) - 0.5) / 2
-    moved = transfer_gate(gate, old, fine)
+    moved = transfer_gate(gate, old, fine, num_neighbours=1)
     assert moved.spatial_shape == (8, 12)
     expected = gate.scores.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
     assert isinstance(moved, smoe.TensorGate)
@@ -89,8 +89,8 @@ def test_transfer_refuses():
         transfer_gate(gate, torch.zeros(4, 2), torch.zeros(3, 3))
     with pytest.raises(ValueError, match="new_coordinates must be finite, got 1 values"):
         transfer_gate(gate, torch.zeros(4, 1), torch.tensor([[torch.nan]]))
-    with pytest.raises(ValueError, match="mode must be one of nearest, inverse_distance, got 'linear'"):
-        transfer_gate(gate, torch.zeros(4, 1), torch.zeros(4, 1), mode="linear")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_neighbours must be at least 1, got 0"):
+        transfer_gate(gate, torch.zeros(4, 1), torch.zeros(4, 1), num_neighbours=0)
 
 
 def test_directions():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal
 
 import torch
 
@@ -141,11 +140,11 @@ def make_task(
         torch.nn.CrossEntropyLoss(label_smoothing=0.1),
         [Accuracy((1, 5)), MeanCrossEntropy()],
         samples,
-        for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,
+        for_evaluation=partial(for_size, size=data.crop) if is_other_grid else None,
     )
 
 
-def for_size(model: torch.nn.Module, size: int, mode: Literal["linear", "nearest"] = "linear") -> torch.nn.Module:
-    """A copy of a network for images of another size, with interpolated gates and tables."""
+def for_size(model: torch.nn.Module, size: int) -> torch.nn.Module:
+    """A copy of a network for images of another size, with its gates and tables taken to it."""
     device = next(model.parameters()).device
-    return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device), mode=mode)
+    return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device))

@@ -70,9 +70,7 @@ class ImageNetData:
     root: Path | None = None  # Folder of `train` and `val`.
     train_size: int = 176  # Rows and columns of training crops.
     resize: int = 232  # Length of the shorter side in evaluation, before the centre is cut out.
-    crop: int = 224  # Rows and columns of the centre. Gates and tables are interpolated to its grids.
-    # Method of this interpolation. Use `nearest` for gates that start as white noise.
-    interpolation: Literal["linear", "nearest"] = "linear"
+    crop: int = 224  # Rows and columns of the centre. Gates and tables are taken to its grids.
     held_out_per_class: int = 10  # Number of training images of each class that are held back to choose the best epoch.
 
     def __post_init__(self) -> None:
@@ -112,8 +110,8 @@ class ImageNetRecipe(Recipe):
 
 
 # As for the small classifiers (measurements in docs/images.md): a smooth start, an order that the training of the
-# gate does not change, no damping. A smooth gate can also be interpolated to another grid (docs/imagenet.md). The
-# paper's settings: --model.gate-init kaiming --model.order score --damping 0.1 --data.interpolation nearest
+# gate does not change, no damping. A smooth gate also loses less on another grid (docs/imagenet.md). The paper's
+# settings: --model.gate-init kaiming --model.order score --damping 0.1
 _GATE: dict[str, Any] = {"gate_init": "smooth", "order": "index"}
 
 IMAGENET_RECIPES = {
@@ -127,7 +125,6 @@ IMAGENET_RECIPES = {
     "imagenet/smoe-paper": ImageNetRecipe(
         model=SpatialMoEResNet50Model(),
         rule=RoutingClassification.paper(),
-        data=ImageNetData(interpolation="nearest"),
     ),
 }
 
