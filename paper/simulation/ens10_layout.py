@@ -58,6 +58,13 @@ TRUTH = {
     "t2m": ("T2M", None, "ERA5_sfc_t2m.nc"),
 }
 
+# Files, name and level of each task's members, and a title.
+TASKS = {
+    "z500": ("pl", "z", 500, "Z500 [m2 s-2]"),
+    "t850": ("pl", "t", 850, "T850 [K]"),
+    "t2m": ("sfc", "t2m", None, "T2m [K]"),
+}
+
 
 def members_file(root: Path, kind: str, start: np.datetime64) -> Path:
     """Where the members of the forecast from a start are kept; `kind` is `pl` or `sfc`."""
@@ -99,12 +106,18 @@ def write_truth(root: Path, starts: Sequence[np.datetime64], truth: dict[str, np
     for task, (name, level, file) in TRUTH.items():
         units = "m2 s-2" if name == "Z" else "K"
         fields = truth[task] if level is None else truth[task][:, None]
-        _write_dated(root / file, starts, name, fields, units, level)
+        write_dated(root / file, starts, name, fields, units, level)
 
 
-def _write_dated(
-    path: Path, starts: Sequence[np.datetime64], name: str, fields: np.ndarray, units: str, level: int | None
+def write_dated(
+    path: Path,
+    starts: Sequence[np.datetime64] | np.ndarray,
+    name: str,
+    fields: np.ndarray,
+    units: str,
+    level: int | None,
 ) -> None:
+    """Writes fields at the dates for which the forecasts are valid."""
     times = (np.array(starts, "datetime64[D]") + LEAD).astype("datetime64[ns]")
     dims = ("time", "lat", "lon") if level is None else ("time", "plev", "lat", "lon")
     coordinates = {
@@ -117,3 +130,16 @@ def _write_dated(
     variables = {name: (dims, fields.astype(np.float32), {"units": units})}
     encoding = {"time": {"units": "hours since 1990-01-01", "dtype": "int64"}}
     layout.write_file(xr.Dataset(variables, coordinates, {"source": ORIGIN}), path, encoding)
+
+
+def read_task(root: Path, task: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The members `(T, 10, H, W)`, float64, and the truth `(T, H, W)` of a task, and the times of the truth."""
+    (kind, name, level, _), (target, _, file) = TASKS[task], TRUTH[task]
+    with xr.open_dataset(root / file) as data:
+        times, truth = data["time"].values, data[target].values
+    fields = []
+    for time in times.astype("datetime64[D]"):
+        with xr.open_dataset(members_file(root, kind, time - LEAD)) as data:
+            values = data[name] if level is None else data[name].sel(isobaricInhPa=level)
+            fields.append(values.values)
+    return np.stack(fields).astype(np.float64), truth.reshape(len(times), *truth.shape[-2:]), times

@@ -1,4 +1,4 @@
-"""Describes a simulated ensemble: does its spread grow, is it biased, and how much could a correction gain."""
+"""Writes the extreme forecast index of a simulated ensemble, and describes its spread, bias and possible gains."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ import numpy as np
 import xarray as xr
 
 from simulation import ens10_layout
+from simulation.efi import write_index
 from simulation.report import made_by, run_report
-
-TASKS = {
-    "z500": ("pl", "z", 500, "Z500 [m2 s-2]"),
-    "t850": ("pl", "t", 850, "T850 [K]"),
-    "t2m": ("sfc", "t2m", None, "T2m [K]"),
-}
 
 
 def describe(root: Path) -> str:
@@ -24,6 +19,7 @@ def describe(root: Path) -> str:
         raise ValueError(f"{root} holds no finished ensemble: run `make simulate-ensemble` first")
     with xr.open_dataset(root / "ERA5_z500.nc") as truth:
         starts = list(truth["time"].values.astype("datetime64[D]") - ens10_layout.LEAD)
+    write_index(root)
     lines = [
         "# The simulated ensemble",
         "",
@@ -73,8 +69,8 @@ def _scores(root: Path) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     years = np.array([])
-    for task, (kind, name, level, title) in TASKS.items():
-        members, truth, times = _read(root, task, kind, name, level)
+    for task, (_, _, _, title) in ens10_layout.TASKS.items():
+        members, truth, times = ens10_layout.read_task(root, task)
         years = times.astype("datetime64[Y]").astype(int) + 1970
         is_last = years == _last_year(years)
         is_before = years < _last_year(years)
@@ -100,18 +96,6 @@ def _scores(root: Path) -> list[str]:
 def _last_year(years: np.ndarray) -> int:
     """The last year with more than one forecast: that from New Year's Eve is for the next one."""
     return max(int(year) for year in set(years) if (years == year).sum() > 1)
-
-
-def _read(root: Path, task: str, kind: str, name: str, level: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    target, _, file = ens10_layout.TRUTH[task]
-    with xr.open_dataset(root / file) as data:
-        times, truth = data["time"].values, data[target].values
-    fields = []
-    for time in times.astype("datetime64[D]"):
-        with xr.open_dataset(ens10_layout.members_file(root, kind, time - ens10_layout.LEAD)) as data:
-            values = data[name] if level is None else data[name].sel(isobaricInhPa=level)
-            fields.append(values.values)
-    return np.stack(fields).astype(np.float64), truth.reshape(len(times), *truth.shape[-2:]), times
 
 
 def _mean(values: np.ndarray) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ens10_files import write_ens10
+from ens10_files import STARTS, write_ens10, write_index
 from memory_ensemble import tiny_recipe
 from memory_source import Silent
 from smoe.errors import DataError
@@ -27,6 +27,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of stores with one in it, T850 of ten members."""
     folder = tmp_path_factory.mktemp("stores")
     root = write_ens10(tmp_path_factory.mktemp("files"), "t850")
+    write_index(root / "efi_t850.nc", STARTS)
     source = open_ens10(root, TASKS["t850"], 10)
     prepare(source, root, folder / "t850-10", Preparation(train_years=(1998, 1998)), Silent())
     return folder

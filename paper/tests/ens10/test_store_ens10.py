@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from torch.utils.data import DataLoader
 
-from ens10_files import GRID, STARTS, member_fields, truth_field, write_ens10, write_grib
+from ens10_files import GRID, STARTS, member_fields, truth_field, write_ens10, write_grib, write_index
 from memory_source import Silent, contents
 from smoe.cli.main import main
 from smoe.errors import DataError
@@ -23,6 +22,8 @@ from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 
 TRAIN = (1998, 1999)
 LEAD = np.timedelta64(2, "D")
+# Forecasts that have an index.
+INDEXED = slice(-6, -1)
 
 
 def make_store(
@@ -35,7 +36,9 @@ def make_store(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_ens10(tmp_path_factory.mktemp("ens10"), "z500")
+    root = write_ens10(tmp_path_factory.mktemp("ens10"), "z500")
+    write_index(root / "efi_z500.nc", STARTS[INDEXED])
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -78,20 +81,12 @@ def test_members(store: EnsembleStore) -> None:
     assert_equals_definition(store, "z500", 10)
     assert store.grid == GRID and store.grid.latitude[0] == 90.0
     assert store.channels[:4] == ("Z_mean", "Z_std", "T_mean", "T_std") and len(store.channels) == 14
-    assert store.plan.efi == "computed"
 
 
-def test_the_first_five_members_and_an_index_of_all_ten(root: Path, store: EnsembleStore, tmp_path: Path) -> None:
+def test_the_first_five_members(root: Path, tmp_path: Path) -> None:
     five = make_store(root, tmp_path, "z500", 5)
     assert five.num_members == 5
     assert_equals_definition(five, "z500", 5)
-    assert store.efi is not None and five.efi is not None
-    np.testing.assert_array_equal(np.asarray(five.efi), np.asarray(store.efi))
-    # For starts of 2000 that are for 2000; the last one is for 2001.
-    is_known = ~np.isnan(np.asarray(store.efi)).any(axis=(1, 2))
-    assert [str(date) for date in store.dates[is_known]] == [
-        str(s) for s in STARTS if "2000-01-01" <= str(s) < "2000-12-31"
-    ]
 
 
 def test_surface_fields_without_sea_over_land(tmp_path: Path) -> None:
@@ -112,8 +107,7 @@ def test_grib_as_downloaded(root: Path, tmp_path: Path) -> None:
     shutil.copy(root / "ERA5_z500.nc", tmp_path / "raw")
     store = make_store(tmp_path / "raw", tmp_path / "store", "z500", 5)
     assert_equals_definition(store, "z500", 5, starts)
-    efi = np.asarray(store.efi)
-    assert not np.isnan(efi[5:]).any() and np.isnan(efi[:5]).all()
+    assert store.efi is None
 
 
 def test_grib_of_one_date_at_the_surface(tmp_path: Path) -> None:
@@ -127,13 +121,8 @@ def test_grib_of_one_date_at_the_surface(tmp_path: Path) -> None:
 
 def test_the_index_of_the_release(tmp_path: Path) -> None:
     root = write_ens10(tmp_path / "root", "t850", starts=STARTS[:4])
-    values = np.random.default_rng(0).uniform(-0.7, 0.7, (2, *GRID.shape)).astype(np.float32)
-    coordinates = {"time": (STARTS[1:3] + LEAD).astype("datetime64[ns]"), "latitude": list(GRID.latitude)}
-    coordinates["longitude"] = list(GRID.longitude)
-    array = xr.DataArray(values, coordinates, ("time", "latitude", "longitude"))
-    array.to_dataset(name="efi").to_netcdf(root / "efi_t850.nc")
+    values = write_index(root / "efi_t850.nc", STARTS[1:3])
     store = make_store(root, tmp_path / "store", "t850", 10)
-    assert store.plan.efi == "file"
     np.testing.assert_array_equal(np.asarray(store.efi)[1:3], values)
     assert np.isnan(np.asarray(store.efi)[[0, 3]]).all()
 
@@ -195,7 +184,7 @@ def test_prepare(small_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert (
         "population standard deviation of 5 members, normalised by statistics of the training years 1998" in output.out
     )
-    assert "extreme forecast index: computed for the years after 1998" in output.out
+    assert "extreme forecast index: none" in output.out and "so no EECRPS: no efi_t850.nc" in output.err
     assert "the store takes" in output.err
     assert EnsembleStore.open(tmp_path).task == "t850"
     assert main(command) == 0

@@ -156,3 +156,13 @@ def write_grib(
                             eccodes.codes_write(message, file)
                             eccodes.codes_release(message)
     return path
+
+
+def write_index(path: Path, starts: np.ndarray) -> np.ndarray:
+    """The extreme forecast index of some forecasts, as in the release."""
+    values = np.random.default_rng(0).uniform(-0.7, 0.7, (len(starts), *GRID.shape)).astype(np.float32)
+    coordinates = {"time": (starts + LEAD).astype("datetime64[ns]"), "latitude": list(GRID.latitude)}
+    coordinates["longitude"] = list(GRID.longitude)
+    array = xr.DataArray(values, coordinates, ("time", "latitude", "longitude"))
+    array.to_dataset(name="efi").to_netcdf(path)
+    return values

@@ -21,7 +21,7 @@ class Preparation:
 class PrepareEns10(Preparation):
     """Writes the store for ENS-10 recipes. If interrupted, run the same command again to resume.
 
-    The extreme forecast index is read from efi_<task>.nc, or computed from the members. For example:
+    The extreme forecast index is read from efi_<task>.nc, if it is there. For example:
     smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500
     """
 

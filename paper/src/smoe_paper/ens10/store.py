@@ -30,7 +30,7 @@ class Plan:
     starts: tuple[str, ...]
     latitude: tuple[float, ...]
     longitude: tuple[float, ...]
-    efi: Literal["file", "computed"] | None
+    has_efi: bool
     train_years: tuple[int, int]
 
     @property
@@ -40,7 +40,7 @@ class Plan:
         num_starts, num_channels = len(self.starts), len(TASKS[self.task].channels)
         shapes = {"statistics": (num_starts, num_channels, *grid), "truth": (num_starts, *grid)}
         shapes |= {"members": (num_starts, NUM_MEMBERS, *grid)}
-        shapes |= {"efi": (num_starts, *grid)} if self.efi is not None else {}
+        shapes |= {"efi": (num_starts, *grid)} if self.has_efi else {}
         return shapes | {"normalisation": (2, num_channels, *grid)}
 
 
@@ -88,7 +88,7 @@ class EnsembleStore(Store):
 
     def describe(self) -> str:
         plan, (rows, columns), (first, last) = self.plan, self.grid.shape, self.train_years
-        efi = {"file": "of the release", "computed": f"computed for the years after {last}", None: "none"}[plan.efi]
+        efi = "known" if plan.has_efi else "none"
         return (
             f"{self.path}: {self.task}, {len(self.dates):,} forecasts, started {self.dates[0]} to {self.dates[-1]}; "
             f"{len(self.channels)} channels, {rows} x {columns}\n"

@@ -171,7 +171,7 @@ class Outcome:
     def cell(self, metric: ShownMetric) -> str:
         mean, values = self.mean(metric.name), self.values(metric.name)
         if mean is None:
-            return "diverged"
+            return "not scored" if any(run["test"] for run in self.results) else "diverged"
         num_diverged = len(self.results) - len(values)
         text = metric.number(mean, self.spread(metric.name) if len(values) > 1 else None)
         return text + (f" ({num_diverged} diverged)" if num_diverged else "")
@@ -221,7 +221,9 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
         cells = [reference["label"], *[""] * (len(table.columns) - 1), "0"]
         for metric in metrics:
             cells += [""] if metric.name in paper_metrics else []
-            cells.append(metric.number(reference["test"][metric.name]))
+            cells.append(
+                metric.number(reference["test"][metric.name]) if metric.name in reference["test"] else "not scored"
+            )
         lines.append([*cells, *[""] * (len(headings) - len(cells))])
     circumstances: set[str] = set()
     for row in table.rows:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from smoe_paper.ens10.prepare import climate_windows, compute_part, extreme_forecast_index, parts_of
+from simulation import ens10_layout
+from simulation.efi import climate_windows, extreme_forecast_index, write_index
+from smoe_paper.atmosphere.fields import Grid
+from smoe_paper.ens10.source import TASKS, open_efi
 
 DAYS = [f"{month:02d}-{day:02d}" for month in (1, 2) for day in (1, 5, 9, 13, 17, 21)]
 YEARS = range(1998, 2019)
@@ -32,13 +37,13 @@ def test_points_equal_the_loop(num_climate: int, num_members: int) -> None:
     # Values that climate and ensemble share.
     climate[3, :num_members] = ensemble[3]
     expected = [loop_efi(climate[point], ensemble[point]) for point in range(12)]
-    np.testing.assert_allclose(extreme_forecast_index(climate.copy(), ensemble), expected, atol=1e-6)
+    np.testing.assert_allclose(extreme_forecast_index(climate.T, ensemble.T), expected, atol=1e-6)
 
 
 def test_sign_and_bounds() -> None:
     climate = np.tile(np.arange(1000.0, dtype=np.float32), (3, 1))
     ensemble = np.array([[2000.0] * 10, [-2000.0] * 10, np.linspace(0, 999, 10)], np.float32)
-    warm, cold, usual = extreme_forecast_index(climate, ensemble)
+    warm, cold, usual = extreme_forecast_index(climate.T, ensemble.T)
     # All of F(p) is 0: 2 / pi * sum of sqrt(p / (1 - p)) * 0.05, which is 1 for a fine sum and 0.791 here.
     p = np.linspace(0, 1, 21)[1:-1]
     assert warm == pytest.approx(2 / np.pi * np.sum(np.sqrt(p / (1 - p))) * 0.05)
@@ -63,25 +68,21 @@ def test_few_days_and_forecasts_for_the_next_year_have_none() -> None:
     assert sorted(climate_windows(late, 1999)) == [6, 7, 8, 9, 10]
 
 
-def test_parts_of_the_grid_equal_the_loop_whatever_their_size() -> None:
-    rng = np.random.default_rng(2)
-    members = rng.normal(280, 5, (len(STARTS), 10, 5, 3)).astype(np.float32)
-    for bytes_per_part in (1, 2 * 252 * 10 * 3 * 4, 10**9):
-        efi = np.full((len(STARTS), 5, 3), np.nan, np.float32)
-        covered = np.zeros((2, 5), int)
-        for year in (2017, 2018):
-            windows = climate_windows(STARTS, year)
-            for part in parts_of(windows, members.shape, bytes_per_part):
-                for row, index in compute_part(windows, part, members).items():
-                    efi[row, part] = index
-                covered[year - 2017, part] += 1
-        assert (covered == 1).all()
-        assert np.isnan(efi[: 19 * 12]).all() and not np.isnan(efi[19 * 12 :]).any()
-        for row in (19 * 12, 20 * 12 + 3, 20 * 12 + 11):
-            year, day = 1998 + row // 12, row % 12
-            years = range(max(1998, year - 18), year + 1)
-            rows = [12 * (y - 1998) + d for y in years for d in range(max(0, day - 4), min(12, day + 5))]
-            expected = [
-                [loop_efi(members[rows, :, r, c].ravel(), members[row, :, r, c]) for c in range(3)] for r in range(5)
-            ]
-            np.testing.assert_allclose(efi[row], expected, atol=1e-6)
+def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
+    rng, days = np.random.default_rng(0), [f"01-{day:02d}" for day in (1, 5, 9, 13, 17)]
+    starts = np.array([f"{year}-{day}" for year in (2001, 2002) for day in days], "datetime64[D]")
+    fields = {(kind, name): rng.normal(280, 5, (10, 10, *([2] if kind == "pl" else []), 32, 64))
+              for kind, names in ens10_layout.VARIABLES.items() for name in names}  # fmt: skip
+    for number, start in enumerate(starts):
+        for kind in ens10_layout.VARIABLES:
+            of_kind = {name: values[number] for (of, name), values in fields.items() if of == kind}
+            ens10_layout.write_members(tmp_path, kind, start, of_kind, {})
+    truth = {task: np.zeros((10, 32, 64)) for task in ens10_layout.TRUTH}
+    ens10_layout.write_truth(tmp_path, list(starts), truth)
+    write_index(tmp_path)
+    file = open_efi(tmp_path, TASKS["t850"], Grid(tuple(ens10_layout.LATITUDE), tuple(ens10_layout.LONGITUDE)))
+    assert file is not None and len(file.dates) == 5
+    members = fields["pl", "t"][:, :, 1, 3, 7].astype(np.float32)
+    assert file.read(starts[7] + ens10_layout.LEAD)[3, 7] == pytest.approx(
+        loop_efi(members.ravel(), members[7]), abs=1e-6
+    )
