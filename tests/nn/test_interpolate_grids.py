@@ -13,7 +13,7 @@ from torch import nn
 
 import smoe
 from smoe.rules import RoutingClassification
-from smoe_paper.baselines.layers import ConvGate, CoordConv2d, LinearGate, LocallyConnectedGate
+from smoe_paper.baselines.layers import ConvGate, CoordConv2d, LinearGate
 from smoe_paper.baselines.routing_losses import ScoreGate
 from smoe_paper.models import ResNet
 
@@ -155,10 +155,9 @@ def test_gates_of_other_kinds() -> None:
     x = torch.randn(1, 3, 6, 6)
     noisy = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=ScoreGate(smoe.TensorGate(4, 2, (4, 4))), rule=RC)
     fixed = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=smoe.FixedGate.random(4, 2, (4, 4)), rule=RC)
-    local = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=LocallyConnectedGate(3, 4, 2, (4, 4)), rule=RC)
     free = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=ConvGate(3, 4, 2), rule=RC)
     module = smoe.SpatialMoE(CoordConv2d(3, 4), 4, 2, spatial_shape=(4, 4), rule=RC, order="score")
-    for layer in (noisy, fixed, local, free, module):
+    for layer in (noisy, fixed, free, module):
         new = smoe.interpolate_grids(layer, example_input=x)
         assert new.gate.spatial_shape in ((6, 6), None)
         assert new(x).shape == (1, 2, 6, 6)

@@ -203,9 +203,9 @@ def transfer_gate(
     """A copy of a gate for other nodes, each of which has the experts of one of the old nodes near it.
 
     It is the one whose scores, or embedding, point most as those of the nearest ones do on the whole, each weighted by
-    the inverse square of its distance. The coordinates must be comparable: of one sphere as points in space, not as longitudes
-    that jump. A gate with a `CoordinateEmbedding` computes its scores at the new places, whose coordinates are as those
-    it was made with. Parameters of the copy are new; rules start their memory anew.
+    the inverse square of its distance. The coordinates must be comparable: of one sphere as points in space, not as
+    longitudes that jump. A gate with a `CoordinateEmbedding` computes its scores at the new places, whose coordinates
+    are as those it was made with. Parameters of the copy are new; rules start their memory anew.
 
     Args:
         gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or one around it.

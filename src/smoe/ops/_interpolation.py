@@ -71,7 +71,7 @@ def most_typical(numbers: torch.Tensor, distance: torch.Tensor, near: torch.Tens
     """For each new place, the old one of those near it whose numbers point most as theirs do on the whole, `(P',)`.
 
     The new place can then take what the old one chose, and never what none of them chose, as means of numbers of
-    several sizes may. Old places count by the inverse square of their distance, and each alike however large its numbers
+    several sizes may. Old places count by the inverse square of their distance, each alike however large its numbers
     are; one in the new place counts alone.
 
     Args:
