@@ -85,7 +85,7 @@ def test_a_dry_run_prints_the_table_and_what_is_missing_and_writes_nothing(
     output = capsys.readouterr().out
     assert "0 of 4 runs are stored" in output
     assert "missing: heat/weighted: yes, paper, seed 1" in output
-    assert "| yes |  | 100.0 ± 0 |  | not run | 0 |" in output
+    assert "| yes |  | 100.0 ± 0 | not run | not run | 0 |" in output
     assert list(tmp_path.iterdir()) == []
     # Nor beside results that are there, of several experiments at once.
     shutil.copytree(RESULTS, "paper/results")

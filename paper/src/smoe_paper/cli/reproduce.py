@@ -88,8 +88,7 @@ def _write_page() -> int:
     stores = {experiment: RunStore(RESULTS / experiment.name / "runs.jsonl") for experiment in all_experiments()}
     for experiment, store in stores.items():
         for table in experiment.tables.tables:
-            if store.path.with_name(f"{table.short_name}.md").exists():
-                write_report(experiment.tables, table, store)
+            write_report(experiment.tables, table, store)
     text = page((experiment.tables, store) for experiment, store in stores.items())
     (RESULTS / "tables.md").write_text(text)
     sys.stdout.write(f"{RESULTS / 'tables.md'}\n")

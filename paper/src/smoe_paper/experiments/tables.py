@@ -209,7 +209,7 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
 
     In the notes, the table has a heading `# TABLE`; a line `- LABEL: ...` is about the row of that label.
     """
-    about_rows, about_table = _read_notes(store.path.with_name("notes.md"), table)
+    about_rows, about_table, not_run = _read_notes(tables, table, store)
     metrics = table.metrics or tables.metrics
     paper_metrics = {result.metric for row in table.rows for result in row.paper}
     has_paper_epochs = any(result.epochs is not None for row in table.rows for result in row.paper)
@@ -258,6 +258,7 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
         "\n".join(about_rows[row.label] for row in table.rows if row.label in about_rows),
         table.text,
         about_table,
+        not_run,
         "\n".join(["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else []),
         dirty if any("-dirty" in line for line in circumstances) else "",
     ]
@@ -284,7 +285,8 @@ def page(experiments: Iterable[tuple[TableSet, RunStore]]) -> str:
             title = f"## {table.source[0].upper()}{table.source[1:]}: {table.title}"
             headings = [*table.columns, *_number_columns(metrics, paper_metrics), "is", "seeds", "scale"]
             picture = _picture(table, store, f"{tables.name}/")
-            parts += [title, f"{name}. {tables.metric_text}", _grid(headings, lines), picture]
+            *_, not_run = _read_notes(tables, table, store)
+            parts += [title, f"{name}. {tables.metric_text}", _grid(headings, lines), not_run, picture]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -294,7 +296,7 @@ PAGE_TEXT = """Made by `smoe reproduce page` from the stored runs. A row *is*
 - differs: at the paper's size on its data, they are;
 - smaller: run on the paper's data, but with fewer of them, or with smaller networks or fewer steps;
 - simulated: run on simulated data, with smaller networks, which says nothing of the paper's numbers;
-- not run: no run is stored;
+- not run: no run is stored; why is said below the table;
 - ours: a row that the paper does not have.
 
 Figures 1 and 2 of the paper are drawings of the method, which [the report](../../docs/report.md) describes."""
@@ -305,8 +307,13 @@ def _picture(table: ResultTable, store: RunStore, folder: str) -> str:
     return f"![{caption}]({folder}{name})\n\n*{caption}.*" if name and store.path.with_name(name).exists() else ""
 
 
-def _read_notes(path: Path, table: ResultTable) -> tuple[dict[str, str], str]:
-    """The lines about single rows by their labels, and the rest."""
+NOT_RUN = "Not run: "
+"""Begins the paragraph of a table's notes that says why some of its rows have no run."""
+
+
+def _read_notes(tables: TableSet, table: ResultTable, store: RunStore) -> tuple[dict[str, str], str, str]:
+    """The lines about single rows by their labels, the rest, and if a row has no run, why that is."""
+    path = store.path.with_name("notes.md")
     sections = re.split(r"^# (.+)\n", path.read_text() if path.exists() else "", flags=re.MULTILINE)
     notes = dict(zip(sections[1::2], sections[2::2], strict=True)).get(table.name, "").strip()
     about_rows: dict[str, str] = {}
@@ -317,7 +324,11 @@ def _read_notes(path: Path, table: ResultTable) -> tuple[dict[str, str], str]:
             rest.append(line)
         else:
             about_rows[label] = line
-    return about_rows, "\n".join(rest).strip()
+    paragraphs = "\n".join(rest).strip().split("\n\n")
+    reasons = [part for part in paragraphs if part.startswith(NOT_RUN)]
+    is_complete = all(outcomes(tables, row, store) for row in table.rows)
+    others = "\n\n".join(part for part in paragraphs if part not in reasons)
+    return about_rows, others, "" if is_complete else "\n\n".join(reasons)
 
 
 def _number_columns(metrics: Sequence[ShownMetric], paper_metrics: set[str]) -> list[str]:
@@ -334,7 +345,7 @@ def _numbers(
             result = next((result for result in row.paper if result.metric == metric.name), None)
             spread = "" if result is None or not metric.is_percentage else f" ± {result.spread:g}"
             yield "" if result is None else f"{result.mean:.{metric.decimals}f}{spread}"
-        yield "" if outcome is None else outcome.cell(metric)
+        yield "not run" if outcome is None else outcome.cell(metric)
 
 
 def _grid(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -72,7 +72,7 @@ def test_means_and_spreads_stand_beside_the_papers(tmp_path: Path) -> None:
     # The mean of 91.0, 91.2, 91.7 is 91.3; the squares of the deviations sum to 0.26, halved 0.13, the root is 0.36.
     assert "| conv | no | 27+12 | 91.3 ± 0.2 | 91.3 ± 0.4 | reproduced | 3 | paper | 102 | 4 | 10 |" in lines
     assert "| conv | no | 27+12 | 91.3 ± 0.2 | 80.0 | smaller | 1 | small | 102 | 9 | 10 |" in lines
-    assert "| other | yes |  | 90.0 ± 0.1 |  | not run | 0 |  |  |  |  |" in lines
+    assert "| other | yes |  | 90.0 ± 0.1 | not run | not run | 0 |  |  |  |  |" in lines
     assert "- one, torch 2, commit abc, today" in lines and "All of it." in lines
 
 
