@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 import smoe
 
 torch.manual_seed(0)
-# Yours: any Data with edge_index, or smoe.read_mesh("surface.vtk"). Here: triangles over random points.
+# Yours: any Data with edge_index, or smoe.read_mesh("ocean.nc"). Here: triangles over random points.
 triangles = transforms.Compose([transforms.Delaunay(), transforms.FaceToEdge()])
 mesh = triangles(Data(pos=torch.rand(300, 2)))
 source, sink = mesh.edge_index

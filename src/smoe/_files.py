@@ -1,8 +1,6 @@
 """Files that a kill at any moment leaves whole, locks that end with their process, folders that do not outlive it.
 
 Whether data files are whole: the libraries that read them take lost values for fill values, or skip them.
-
-What another user left under the same name is neither opened nor removed: no link is followed, and nothing is truncated.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import json
 import os
 import shutil
 import socket
-import stat
 import tempfile
 import warnings
 import weakref
@@ -31,8 +28,8 @@ Item = TypeVar("Item")
 Block = TypeVar("Block")
 
 _LOCK_FILE = "lock"
-# A pipe is not waited for, and a link not followed.
-_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+# A pipe is not waited for, a link not followed, and nothing truncated.
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class LockedError(Exception):
@@ -51,7 +48,7 @@ class FileLock:
 
     Raises:
         LockedError: If another process, or another lock of this process, holds it.
-        OSError: If the file cannot be created, or is a link, a pipe, or a file of another user.
+        OSError: If the file cannot be created or opened, or is a link or a pipe.
     """
 
     def __init__(self, path: Path, *, warns: bool = True) -> None:
@@ -59,7 +56,7 @@ class FileLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
-        self._descriptor = _open_own(self.path)
+        self._descriptor = os.open(self.path, _FLAGS, 0o644)
         self.is_held = self._try_lock(self._descriptor)
         if not self._is_at_path():
             # The process that held the lock has removed the file in between.
@@ -134,7 +131,7 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    if not _is_own(folder.lstat(), stat.S_IFDIR):
+    if folder.is_symlink() or not folder.is_dir():
         return
     if not os.path.lexists(folder / _LOCK_FILE):
         # Its process was killed before it locked the folder, which is empty, or is about to lock it.
@@ -177,25 +174,6 @@ def reason_not_to_write(path: Path) -> str | None:
     if not folder.is_dir():
         return f"{folder} is a file"
     return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} is read-only for this user"
-
-
-def _open_own(path: Path) -> int:
-    """Opens or creates a plain file of this user, without changing one that is there."""
-    while True:
-        with suppress(FileExistsError):
-            return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
-        with suppress(FileNotFoundError):
-            if not _is_own(path.lstat(), stat.S_IFREG):
-                raise PermissionError(1, "it is a link, or no file of this user; remove it", str(path))
-            descriptor = os.open(path, _FLAGS)
-            if _is_own(os.fstat(descriptor), stat.S_IFREG):
-                return descriptor
-            os.close(descriptor)
-
-
-def _is_own(status: os.stat_result, kind: int) -> bool:
-    has_one_name = kind != stat.S_IFREG or status.st_nlink <= 1
-    return stat.S_IFMT(status.st_mode) == kind and status.st_uid == os.geteuid() and has_one_name
 
 
 _REMEDY = "copy or download it again"

@@ -14,7 +14,6 @@ from typing import Any, Self
 EXTRAS = {
     **dict.fromkeys(("accelerate", "tyro", "rich", "matplotlib", "xarray", "netCDF4", "zarr", "dask"), "fit"),
     **dict.fromkeys(("cf_xarray", "scipy", "safetensors"), "fit"),
-    "meshio": "mesh",
     "cfgrib": "weather",
     "eccodes": "weather",
 }

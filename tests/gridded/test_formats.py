@@ -25,13 +25,6 @@ from smoe._files import check_netcdf_file
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
 from smoe.gridded._source import FieldSource, load_arrays
-from smoe.meshes._mesh_files import MESHIO_SUFFIXES
-
-
-def write_mesh(path: Path) -> None:
-    meshio = pytest.importorskip("meshio")
-    mesh = meshio.Mesh(np.eye(4, 3), [("triangle", np.array([[0, 1, 2], [1, 2, 3]]))])
-    mesh.write(path, "gmsh" if path.suffix == ".msh" else None)
 
 
 def read_fields(path: Path) -> Any:
@@ -44,7 +37,6 @@ FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "four.nc": (lambda path: regional(8).to_netcdf(path, encoding={"t2m": {"zlib": True}}), read_fields),
     "two.zarr": (lambda path: regional(8).to_zarr(path, zarr_format=2), read_fields),
     "three.zarr": (lambda path: regional(8).to_zarr(path, zarr_format=3, consolidated=False), read_fields),
-    **{f"mesh{suffix}": (write_mesh, smoe.read_mesh) for suffix in MESHIO_SUFFIXES},
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 import smoe
@@ -14,8 +15,8 @@ from mesh_files import FACE, real_mesh, real_ocean, sphere, with_times
 from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
-from smoe.meshes import read_mesh
-from smoe.meshes._mesh_files import as_row_of_nodes
+from smoe.meshes import MeshNet, read_mesh
+from smoe.meshes._mesh_files import as_row_of_nodes, mesh_of_row
 from smoe.nn import GraphMoE, HEALPixMoE
 from smoe.ops._healpix import healpix_coordinates
 from smoe.reports.read_fit import read_fit
@@ -110,6 +111,22 @@ def test_one_layer_learns_what_each_node_does(dataset, tmp_path: Path) -> None:
     model.save(tmp_path / "again")
     again = smoe.GridRegressor.load(tmp_path / "again").predict(fields)
     np.testing.assert_array_equal(again["sst"], model.predict(fields)["sst"])
+
+
+def test_a_net_of_ones_own_learns_on_a_sphere() -> None:
+    fields = xr.decode_cf(sphere(num_times=60))
+    mesh = mesh_of_row(as_row_of_nodes(fields))
+    assert mesh is not None and (mesh.nside, mesh.pixel_order) == (2, "nested")
+    torch.manual_seed(0)
+    net = MeshNet(mesh, 1, 1, filters=8)
+    assert isinstance(net.stem.layer, HEALPixMoE)
+    model = smoe.GridRegressor(
+        net, lead="1D", max_epochs=20, batch_size=4, learning_rate=1e-2, num_threads=1, compare="no", keep="smoe",
+        progress=False,
+    ).fit(fields, fields)  # fmt: skip
+    later = fields["sst"].shift(time=-1).isel(time=slice(0, -1))
+    wrong = model.predict(fields)["sst"].values[:-1] - later.values
+    assert np.mean(np.square(wrong)) < 0.3 * float(later.var())
 
 
 def test_the_report_knows_the_mesh(ocean: Path) -> None:

@@ -8,34 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-import smoe
 from smoe.errors import DataError
 from smoe.meshes import Mesh, MeshNet, read_mesh
 from smoe.meshes._mesh_files import as_row_of_nodes, mesh_of_row
-from smoe.nn import GraphMoE, HEALPixMoE
+from smoe.nn import GraphMoE
 
 xarray = pytest.importorskip("xarray")
 
 NSIDE, NUM_TIMES = 2, 40
 HEALPIX = {"grid_mapping_name": "healpix", "healpix_nside": NSIDE, "healpix_order": "ring"}
-
-
-def write_sphere(path: Path) -> Path:
-    """A field, and what half of the nodes make of it and the other half of its opposite."""
-    rng = np.random.default_rng(0)
-    field = rng.normal(size=(NUM_TIMES, 12 * NSIDE**2)).astype(np.float32)
-    sign = np.where(np.arange(field.shape[1]) % 2, 1.0, -1.0).astype(np.float32)
-    dataset = xarray.Dataset(
-        {
-            "crs": ((), 0, HEALPIX),
-            "x": (("time", "cell"), field),
-            "y": (("time", "cell"), sign * field, {"units": "K"}),
-            "mask": (("cell",), np.ones(field.shape[1], dtype=np.int8)),
-        },
-        coords={"time": np.arange("2001-01-01", "2001-02-10", dtype="datetime64[D]")},
-    )
-    dataset.to_netcdf(path)
-    return path
 
 
 def write_ring(path: Path, num_nodes: int = 12) -> Path:
@@ -68,22 +49,6 @@ def test_nodes_are_the_columns_of_one_row(tmp_path):
     assert list(fields.data_vars) == ["sst"] and fields["sst"].dims == ("time", "nj", "ni")
     assert fields["sst"].shape == (2, 1, 12) and fields["sst"].attrs["location"] == "node"
     np.testing.assert_array_equal(fields["sst"].values[:, 0], read_mesh(path).fields["sst"].numpy())
-
-
-def test_a_regressor_learns_on_a_sphere(tmp_path):
-    path = write_sphere(tmp_path / "sphere.nc")
-    mesh, fields = read_mesh(path), xarray.open_dataset(path)
-    assert set(mesh.fields) == {"x", "y"} and mesh.pixel_order == "ring"
-    torch.manual_seed(0)
-    net = MeshNet(mesh, 1, 1, filters=8)
-    assert isinstance(net.stem.layer, HEALPixMoE)
-    options = {"max_epochs": 20, "batch_size": 4, "learning_rate": 1e-2, "num_threads": 1, "compare": "no"}
-    model = smoe.GridRegressor(net, progress=False, **options)
-    model.fit(fields[["x", "crs"]], fields[["y", "crs"]])
-    predicted = model.predict(fields[["x", "crs"]])
-    assert predicted["y"].dims == ("time", "cell") and predicted["y"].attrs["units"] == "K"
-    truth = fields["y"].values[-len(predicted["time"]) :]
-    assert np.mean((predicted["y"].values - truth) ** 2) < 0.5 * np.mean(truth**2)
 
 
 def test_a_net_on_a_mesh_without_a_grid_has_the_hash_of_its_nodes(tmp_path):

@@ -21,7 +21,7 @@ from smoe.gridded._axes import are_same_units, has_leads, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
 from smoe.gridded._times import TimeLabels, decode_times, read_times
 from smoe.meshes._mesh import DESCRIPTION
-from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location, as_row_of_nodes, with_mesh_of
+from smoe.meshes._mesh_files import Location, as_row_of_nodes, with_mesh_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -34,6 +34,7 @@ OpenOptions = Mapping[str, Any]
 
 _GRIB_ENDINGS = (".grib", ".grib2", ".grb", ".grb2")
 _GRIB_OPTIONS = ("filter_by_keys", "read_keys", "time_dims", "squeeze", "encode_cf", "indexpath", "errors")
+_MESH_ENDINGS = (".vtu", ".vtk", ".msh", ".ply", ".stl", ".obj")
 _NETCDF_ENDINGS = (".nc", ".nc4", ".cdf")
 _ENGINES = {"cfgrib": "grib", "netcdf4": "netcdf", "zarr": "zarr"}
 
@@ -126,7 +127,7 @@ def _open_one(path: Path, options: OpenOptions) -> list[xr.Dataset]:
     """The data set of a file or store; the data sets of a GRIB file whose fields do not make one."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
-    if path.suffix.lower() in MESHIO_SUFFIXES:
+    if path.suffix.lower() in _MESH_ENDINGS:
         raise DataError(f"{path} holds no dates: write its series in time as UGRID NetCDF (docs/geometries.md)")
     has_dask = importlib.util.find_spec("dask") is not None
     given: dict[str, Any] = {"chunks": {} if has_dask else None, "decode_timedelta": False, **options}

@@ -1,4 +1,4 @@
-"""Meshes from files: UGRID and HEALPix NetCDF or Zarr, and what meshio reads."""
+"""Meshes from UGRID and HEALPix files, and from what meshio has read; nets on them."""
 
 # Names beside those of `__all__` are for other rooms of smoe.
 # ruff: noqa: F401

@@ -1,4 +1,4 @@
-"""Meshes from files: UGRID and HEALPix in NetCDF or Zarr, and what meshio reads; their fields as a grid of one row.
+"""Meshes from UGRID and HEALPix files, and from what meshio has read; their fields as a grid of one row.
 
 A row of nodes, which `GridRegressor` reads, has the dimensions (time, level, nj, ni) with nj of size 1, and carries its
 mesh along: the coordinates `node_x`, `node_y` and `node_z` are the places of the nodes, and the variables of the
@@ -7,10 +7,7 @@ topology keep their names, on dimensions that begin with `mesh_`.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -41,12 +38,11 @@ if TYPE_CHECKING:
 
 Location = Literal["node", "face"]
 FIELD_SUFFIXES = (".nc", ".nc4", ".zarr")
-# Formats of meshio that are one file, and whose readers come to an end: Abaqus, tetgen, XDMF and others open files that
-# they name, and that of off waits for what was cut off.
-MESHIO_SUFFIXES = (".vtu", ".vtk", ".msh", ".ply", ".stl", ".obj")
 
 # Corners of the sides of a cell, by meshio's name of it.
-_SOLID_SIDES = {
+_SIDES = {
+    "vertex": [],
+    "line": [(0, 1)],
     "tetra": [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)],
     "pyramid": [(0, 1), (1, 2), (2, 3), (3, 0), (0, 4), (1, 4), (2, 4), (3, 4)],
     "wedge": [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (0, 3), (1, 4), (2, 5)],
@@ -56,74 +52,43 @@ _FLAT = ("triangle", "quad", "polygon")
 _PREFIX = "mesh_"
 
 
-def _read(path: Path) -> Any:
-    if not path.is_file():
-        raise DataError("is not a regular file, but a pipe, device or folder")
-    with naming_extras(f"reading {path.suffix}"):
-        import meshio
-    if path.suffix.lower() == ".ply" and b"end_header" not in path.read_bytes():
-        # meshio would read beyond the end of the file for ever.
-        raise DataError("is damaged or incomplete: its header has no end; copy or download it again")
-    said = io.StringIO()
-    # meshio prints what it finds wrong, and ends the process where none of its readers knows a file.
-    with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        # meshio takes the first bytes of a text for a number and multiplies it.
-        warnings.filterwarnings("ignore", message="overflow encountered", category=RuntimeWarning)
-        try:
-            # Not by the reader of Ansys, which has the same suffix and waits for what was cut off.
-            return meshio.read(path, "gmsh" if path.suffix.lower() == ".msh" else None)
-        except SystemExit as error:
-            reason = " ".join(said.getvalue().split()) or "it is of another format, or damaged"
-            raise DataError(f"meshio cannot read it ({reason})") from error
-        except Exception as error:  # each format has errors of its own
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise DataError(f"meshio cannot read it, the file is damaged or incomplete ({reason})") from error
-
-
-def _read_meshio_file(path: Path, location: str | None) -> Mesh:
-    mesh = _read(path)
+def _from_meshio(mesh: Any, location: str | None) -> Mesh:
     points = np.asarray(mesh.points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] > 3:
         raise DataError(f"its points have the shape {points.shape}, expected one to three coordinates each")
     points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
-    flat = [_checked(block, len(points)) for block in mesh.cells if block.type in _FLAT]
+    cells = [_checked(block, len(points)) for block in mesh.cells]
+    flat = [number for number, block in enumerate(mesh.cells) if block.type in _FLAT]
     if location == "face":
         if not flat:
             raise DataError(f"has no triangles, quads or polygons, but location is 'face'; cells: {_kinds(mesh)}")
-        return _on_faces(mesh, points, flat)
-    sides = _sides(mesh, flat, len(points))
-    if not len(sides):
-        raise DataError(f"has no connectivity: its cells are {_kinds(mesh)}")
-    return Mesh(
-        torch.from_numpy(points),
-        torch.from_numpy(edges_of_sides(sides)),
-        {name: _field(values) for name, values in mesh.point_data.items() if _is_field(name, [values])},
-    )
-
-
-def _on_faces(mesh: Any, points: np.ndarray, flat: list[np.ndarray]) -> Mesh:
-    most = max(block.shape[1] for block in flat)
-    faces = np.concatenate([np.pad(block, ((0, 0), (0, most - block.shape[1])), constant_values=-1) for block in flat])
-    places = [number for number, block in enumerate(mesh.cells) if block.type in _FLAT]
+        most = max(cells[number].shape[1] for number in flat)
+        padded = [np.pad(cells[n], ((0, 0), (0, most - cells[n].shape[1])), constant_values=-1) for n in flat]
+        faces = np.concatenate(padded)
+        values = {
+            name: np.concatenate([np.asarray(blocks[number]) for number in flat])
+            for name, blocks in mesh.cell_data.items()
+        }
+        places, edges = face_centres(points, faces), edges_of_neighbours(faces)
+    else:
+        sides = [np.zeros((0, 2), dtype=np.int64)]
+        for block, corners in zip(mesh.cells, cells, strict=True):
+            if block.type in _FLAT:
+                sides.append(sides_of_faces(corners)[0])
+            elif block.type in _SIDES:
+                sides += [corners[:, list(pair)] for pair in _SIDES[block.type]]
+            else:
+                raise DataError(f"has cells of type {block.type!r}, whose sides are not known here; convert them first")
+        values, places, edges = mesh.point_data, points, edges_of_sides(np.concatenate(sides))
+        if not edges.size:
+            raise DataError(f"has no connectivity: its cells are {_kinds(mesh)}")
+    # Numbers, and no tags of a format, such as `gmsh:dim_tags`; the components of a vector stand before the nodes.
     fields = {
-        name: _field(np.concatenate([np.asarray(blocks[place]) for place in places]))
-        for name, blocks in mesh.cell_data.items()
-        if _is_field(name, [blocks[place] for place in places])
+        name: torch.from_numpy(np.moveaxis(np.asarray(each, dtype=np.float32), 0, -1).copy())
+        for name, each in values.items()
+        if ":" not in name and np.asarray(each).dtype.kind in "fiu"
     }
-    return Mesh(torch.from_numpy(face_centres(points, faces)), torch.from_numpy(edges_of_neighbours(faces)), fields)
-
-
-def _sides(mesh: Any, flat: list[np.ndarray], num_points: int) -> np.ndarray:
-    sides = [sides_of_faces(block)[0] for block in flat]
-    for block in mesh.cells:
-        if block.type == "line":
-            sides.append(_checked(block, num_points))
-        elif block.type in _SOLID_SIDES:
-            cells = _checked(block, num_points)
-            sides += [cells[:, list(pair)] for pair in _SOLID_SIDES[block.type]]
-        elif block.type not in (*_FLAT, "vertex"):
-            raise DataError(f"has cells of type {block.type!r}, whose sides are not known here; convert them first")
-    return np.concatenate(sides) if sides else np.zeros((0, 2), dtype=np.int64)
+    return Mesh(torch.from_numpy(places), torch.from_numpy(edges), fields)
 
 
 def _checked(block: Any, num_points: int) -> np.ndarray:
@@ -134,16 +99,6 @@ def _checked(block: Any, num_points: int) -> np.ndarray:
             f"its {block.type} cells name the points {low} to {high}, but there are {num_points}, numbered from 0"
         )
     return cells
-
-
-def _is_field(name: str, blocks: Sequence[np.ndarray]) -> bool:
-    """Whether values are numbers and no tags of the format, such as `gmsh:dim_tags`."""
-    return ":" not in name and all(np.asarray(block).dtype.kind in "fiu" for block in blocks)
-
-
-def _field(values: np.ndarray) -> torch.Tensor:
-    """A field with its nodes last; vectors have theirs before."""
-    return torch.from_numpy(np.moveaxis(np.asarray(values, dtype=np.float32), 0, -1).copy())
 
 
 def _kinds(mesh: Any) -> str:
@@ -187,14 +142,12 @@ def make_mesh(nodes: Nodes, fields: dict[str, torch.Tensor] | None = None) -> Me
     )
 
 
-def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
+def read_mesh(source: Any, *, location: Location | None = None) -> Mesh:
     """Reads coordinates, edges and fields of a mesh.
 
-    NetCDF and Zarr may hold a UGRID mesh or a HEALPix sphere and are read by xarray; vtu, vtk, msh (gmsh), ply, stl
-    and obj are read by meshio.
-
     Args:
-        path: File, or Zarr folder.
+        source: NetCDF file or Zarr folder with a UGRID mesh or a HEALPix sphere; or a `meshio.Mesh`, as `meshio.read`
+            returns it for VTK, gmsh and many other formats.
         location: What the nodes of the graph are: the points of the mesh (`node`) or its faces (`face`). By default
             that of the fields in the file, or the points where there are none.
 
@@ -205,19 +158,20 @@ def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
         >>> mesh = smoe.read_mesh("ocean.nc")
         >>> layer = smoe.GraphMoE(1, 4, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates)
         >>> layer(mesh.fields["sst"][:, :, None], mesh.edge_index)
+        >>> surface = smoe.read_mesh(meshio.read("surface.vtu"))
     """
-    path = Path(path)
     if location is not None and location not in get_args(Location):
         raise ValueError(f"location must be one of {', '.join(get_args(Location))}, got {location!r}")
+    if hasattr(source, "cells"):
+        return _from_meshio(source, location)
+    path = Path(source)
     if not path.exists():
         raise FileNotFoundError(f"there is no mesh file {path}")
     try:
         if path.suffix.lower() in FIELD_SUFFIXES:
             return _read_field_file(path, location)
-        if path.suffix.lower() not in MESHIO_SUFFIXES:
-            known = ", ".join((*FIELD_SUFFIXES, *MESHIO_SUFFIXES))
-            raise DataError(f"meshes are read from {known}, got {path.suffix!r}: convert it to .vtu")
-        return _read_meshio_file(path, location)
+        known = ", ".join(FIELD_SUFFIXES)
+        raise DataError(f"meshes are read from {known}, got {path.suffix!r}: give what meshio.read returns for it")
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     except (ValueError, IndexError) as error:
