@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
-from launched_training import free_port
-from resumable_training import run_one_of_four, run_process, train
+from resumable_training import free_port, run_process, train
 from smoe.training.run_directory import Record, RunDirectory, load_checkpoint
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
@@ -58,12 +57,3 @@ def test_runs_resume_in_as_many_processes_and_in_others(tmp_path: Path) -> None:
     for changed in ("one-then-two", "two-then-one"):
         assert_close(tmp_path / changed, tmp_path / "one")
     assert history(tmp_path / "noisy-whole")[-1]["routing_gains"][-1]["num_samples"] == 4
-
-
-@pytest.mark.slow
-def test_four_processes_resume_exactly(tmp_path: Path) -> None:
-    multiprocessing.spawn(run_one_of_four, args=(4, free_port(), str(tmp_path)), nprocs=4)
-    assert_equal(tmp_path, "noisy")
-    train(tmp_path / "one")
-    train(tmp_path / "four-then-one")
-    assert_close(tmp_path / "four-then-one", tmp_path / "one")

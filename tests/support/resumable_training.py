@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -80,13 +81,11 @@ def run_process(rank: int, num_processes: int, port: int, directory: str) -> Non
     leave_processes()
 
 
-def run_one_of_four(rank: int, num_processes: int, port: int, directory: str) -> None:
-    """What each of four processes does."""
-    join(rank, num_processes, port)
-    folder = Path(directory)
-    stop_and_resume(folder, "noisy")
-    assert train(folder / "four-then-one", stop_after=30) == (1, 50)
-    leave_processes()
+def free_port() -> int:
+    """A port that nobody uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def join(rank: int, num_processes: int, port: int) -> None:

@@ -186,8 +186,8 @@ def assert_same(
             torch.testing.assert_close(ours[key], value, rtol=rtol, atol=atol, msg=f"{place}: {key}")
 
 
-def run_process(rank: int, num_processes: int, port: int, directory: str, resumes: bool = False) -> None:
-    """What each of several processes does; those that resume continue what others have stored."""
+def run_process(rank: int, num_processes: int, port: int, directory: str) -> None:
+    """What each of several processes does."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=num_processes)
@@ -195,13 +195,9 @@ def run_process(rank: int, num_processes: int, port: int, directory: str, resume
     try:
         for name, case in CASES.items():
             banded._MAX_SCORES = case.bands
-            if not resumes:
-                check_case(name, case, share, Path(directory) / name)
-            elif case.is_stored:
-                check_resumed(name, case, share, Path(directory) / name)
-        if not resumes:
-            check_precision(share)
-            check_access(share)
+            check_case(name, case, share, Path(directory) / name)
+        check_precision(share)
+        check_access(share)
         gc.collect()
         distributed.barrier()
     finally:
@@ -252,17 +248,8 @@ def check_directory(name: str, case: Case, net: nn.Module, optimizer: Any, share
         train(each, case, share, used)
         states.append(whole_state(each))
     if distributed.get_rank() == 0:
-        torch.save((stored, states[0]), folder / "states.pt")
+        torch.save(stored, folder / "states.pt")
     assert_same(states[1], states[0], name, rtol=0.0, atol=0.0)
-
-
-def check_resumed(name: str, case: Case, share: slice, folder: Path) -> None:
-    """More processes continue what fewer have stored."""
-    net, optimizer = load_directory(smoe.nn.shard(make_net(case)), folder)
-    stored, continued = torch.load(folder / "states.pt")
-    assert_same(whole_state(net), stored, name, rtol=0.0, atol=0.0)
-    train(net, case, share, optimizer)
-    assert whole_state(net).keys() == continued.keys()
 
 
 def check_precision(share: slice) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 from collections.abc import Sequence
@@ -11,11 +12,11 @@ import torch
 from torch import nn
 
 from small_training import PLAN, StopAfter, make_task, without_times
-from smoe import SpatialMoE2d
+from smoe import SpatialMoE2d, interpolate_grids
 from smoe.diagnostics import RoutingGain
 from smoe.errors import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged
-from smoe.training.plan import MonitorError, TrainingPlan
+from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import (
     CheckpointError,
@@ -59,17 +60,29 @@ def test_test_metrics_are_those_of_the_best_weights(tmp_path: Path) -> None:
     assert last["test/mse"] == pytest.approx(float(mse), rel=1e-6)
 
 
-@pytest.mark.parametrize(("num_steps", "number"), [(1, signal.SIGTERM), (3, signal.SIGINT), (8, signal.SIGTERM)])
-def test_a_resumed_run_is_bit_equal_to_one_never_stopped(tmp_path: Path, num_steps: int, number: int) -> None:
+COSINE = replace(PLAN, schedule="cosine", warmup_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "number", "plan"), [(1, signal.SIGTERM, PLAN), (3, signal.SIGINT, PLAN), (8, signal.SIGTERM, COSINE)]
+)
+def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
+    tmp_path: Path, num_steps: int, number: int, plan: TrainingPlan
+) -> None:
     whole, stopped = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "stopped")
-    Loop(make_task(), PLAN, whole).fit()
+    Loop(make_task(), plan, whole).fit()
     with pytest.raises(Interrupted) as caught:
-        Loop(make_task(), PLAN, stopped, StopAfter(num_steps, number)).fit()
+        Loop(make_task(), plan, stopped, StopAfter(num_steps, number)).fit()
     assert caught.value.signal_number == number
+    # As if the process had been killed after it wrote the record, and before it wrote the checkpoint.
+    stopped.write_history([*stopped.read_history(), {"epoch": 2, "validation/mse": 0.0}])
     torch.manual_seed(12345)
-    Loop(make_task(), PLAN, stopped).fit(resume=True)
+    Loop(make_task(), plan, stopped).fit(resume=True)
 
     assert without_times(stopped.read_history()) == without_times(whole.read_history())
+    # Eight ninths of the wave are behind the last of three steps of the last of three epochs.
+    rate = 1e-2 * (1.0 + math.cos(math.pi * 8 / 9)) / 2.0 if plan is COSINE else 1e-2
+    assert whole.read_history()[-2]["learning_rate"] == pytest.approx(rate)
     films = [
         {(epoch, gate): values.tolist() for epoch, frame in run.read_film().items() for gate, values in frame.items()}
         for run in (whole, stopped)
@@ -111,17 +124,6 @@ def test_workers_change_nothing_even_if_the_run_is_resumed_without_them(tmp_path
     assert without_times(stopped.read_history()) == without_times(whole.read_history())
     theirs, ours = load_checkpoint(whole.last_checkpoint)["model"], load_checkpoint(stopped.last_checkpoint)["model"]
     assert all(torch.equal(ours[key], value) for key, value in theirs.items())
-
-
-def test_a_kill_between_two_files_loses_nothing(tmp_path: Path) -> None:
-    whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
-    Loop(make_task(), PLAN, whole).fit()
-    with pytest.raises(Interrupted):
-        Loop(make_task(), PLAN, killed, StopAfter(6)).fit()
-    # As if metrics.jsonl had been written further than the checkpoint.
-    killed.write_history([*killed.read_history(), {"epoch": 2, "validation/mse": 0.0}])
-    Loop(make_task(), PLAN, killed).fit(resume=True)
-    assert without_times(killed.read_history()) == without_times(whole.read_history())
 
 
 def test_resuming_a_finished_run_returns_its_record(tmp_path: Path) -> None:
@@ -202,61 +204,6 @@ def test_begin_epoch_is_called_before_every_epoch(tmp_path: Path) -> None:
     assert begun == [2, 3, 4]
 
 
-class NaNAfter(StopAfter):
-    """Spoils a weight after so many steps, and sends the signal two steps later."""
-
-    def __init__(self, model: nn.Module, num_steps: int) -> None:
-        super().__init__(num_steps + 2)
-        self.model = model
-
-    def step(self, loss: float | None) -> None:
-        super().step(loss)
-        if self.remaining == 2:
-            with torch.no_grad():
-                next(parameter for parameter in self.model.parameters() if parameter.ndim == 4).fill_(torch.nan)
-
-
-def test_the_message_states_what_is_stored(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-
-    def long_task() -> Task:
-        task = make_task()
-        frames = torch.rand(20, 8, 6, 5, generator=torch.Generator().manual_seed(0))
-        task.splits = {**task.splits, "train": HeatPairs(frames.numpy())}
-        return task
-
-    with pytest.raises(Interrupted):
-        Loop(long_task(), PLAN, run, StopAfter(7)).fit()
-    task = long_task()
-    with pytest.raises(TrainingDiverged, match=r"holds the state after batch 7 of epoch 1; begin another run"):
-        Loop(task, PLAN, run, NaNAfter(task.model, 10)).fit(resume=True)
-    stored = load_checkpoint(run.last_checkpoint)
-    assert (stored["epoch"], stored["next_batch"]) == (1, 7)
-
-
-def test_seconds_of_an_epoch_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A clock that advances by one second for each look at it.
-    now = iter(range(10_000))
-    monkeypatch.setattr("smoe.training.loop.time.perf_counter", lambda: float(next(now)))
-    whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
-    Loop(make_task(), PLAN, whole).fit()
-
-    class Killed(Exception):
-        pass
-
-    class KillAfter(StopAfter):
-        def step(self, loss: float | None) -> None:
-            self.remaining -= 1
-            if self.remaining == 0:
-                raise Killed
-
-    # After the first batch of the second epoch: the state is that of the end of the first.
-    with pytest.raises(Killed):
-        Loop(make_task(), PLAN, killed, KillAfter(4)).fit()
-    Loop(make_task(), PLAN, killed).fit(resume=True)
-    assert killed.read_history() == whole.read_history()
-
-
 def test_a_run_is_extended_as_if_it_had_been_longer_from_the_start(tmp_path: Path) -> None:
     long, short = RunDirectory(tmp_path / "long"), RunDirectory(tmp_path / "short")
     expected = Loop(make_task(), PLAN, long).fit()
@@ -275,8 +222,23 @@ def test_a_run_is_extended_as_if_it_had_been_longer_from_the_start(tmp_path: Pat
         Loop(make_task(), replace(PLAN, max_epochs=2), RunDirectory(tmp_path / "third")).fit(resume=True)
 
 
+def test_a_net_is_evaluated_on_another_grid(tmp_path: Path) -> None:
+    def enlarge(model: nn.Module) -> nn.Module:
+        return interpolate_grids(model, example_input=torch.zeros(1, 1, 8, 8))
+
+    task, large = make_task(), HeatPairs(torch.rand(1, 8, 8, 8, generator=torch.Generator().manual_seed(1)).numpy())
+    task.model = SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(6, 5))
+    task.optimizer, task.for_evaluation = torch.optim.Adam(task.model.parameters(), lr=1e-2), enlarge
+    task.splits = {**task.splits, "validation": large, "test": large}
+    last = Loop(task, PLAN, RunDirectory(tmp_path)).fit()
+    input, target = large.__getitems__(list(range(7)))
+    with torch.no_grad():
+        error = nn.functional.mse_loss(enlarge(task.model).eval()(input), target)
+    assert last["test/mse"] == pytest.approx(float(error))
+
+
 def test_a_misspelt_monitor_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(MonitorError, match=r"monitor is 'whitin_1_percent', .* did you mean 'within_1_percent'\?"):
+    with pytest.raises(ValueError, match=r"monitor is 'whitin_1_percent', .* did you mean 'within_1_percent'\?"):
         Loop(make_task(), replace(PLAN, monitor="whitin_1_percent"), RunDirectory(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 

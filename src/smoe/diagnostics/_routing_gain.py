@@ -121,7 +121,14 @@ class RoutingGain:
         )
 
 
-def routing_gains(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor) -> list[RoutingGain]:
+def routing_gains(
+    model: nn.Module,
+    loss_fn: Loss,
+    input: Tensor,
+    target: Tensor,
+    *,
+    gather: Callable[[list[float]], list[float]] = list,
+) -> list[RoutingGain]:
     """Compares each layer that has a choice with the best single convolution in its place, and at last all together.
 
     Layers that learned beside each other rely on the routing of the others even where nothing depends on the place: for
@@ -139,6 +146,7 @@ def routing_gains(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor
         input: Input of the model; samples along the first axis of prediction and target tell how sure the comparison
             is.
         target: Target of the loss.
+        gather: Function that joins the losses of the samples of several processes, each of which has as many samples.
     """
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, RoutedLayer)]
     layers = [(name, layer) for name, layer in layers if layer.gate.num_experts > 1 and _has_one_group(layer)]
@@ -158,7 +166,7 @@ def routing_gains(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor
             numbers = range(num_samples)[samples]
             return [float(loss_of(prediction, slice(number, number + 1))) for number in numbers]
 
-        own = losses_of(prediction, slice(None))
+        own = gather(losses_of(prediction, slice(None)))
         convolutions = [_SingleConvolution(layer) for _, layer in layers]
         with torch.no_grad(), ExitStack() as stack:
             for convolution in convolutions:
@@ -176,7 +184,7 @@ def routing_gains(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor
                 for prediction in _minimising(group, lambda: model(input), partial(loss_of, samples=fitted)):
                     if not (loss := float(loss_of(prediction, held))) >= least:
                         least, others[held] = loss, losses_of(prediction, held)
-            gains.append(_compare(name, own, others, is_alone=len(group) < len(layers)))
+            gains.append(_compare(name, own, gather(others), is_alone=len(group) < len(layers)))
         return gains
 
 

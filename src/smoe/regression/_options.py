@@ -94,7 +94,7 @@ class RegressorOptions:
         device: `auto` takes an accelerator if there is one.
         num_threads: Threads of torch on a CPU; None leaves torch's choice.
         num_workers: Processes that read batches ahead.
-        log_with: Package that records the training, through accelerate; None records nothing.
+        log_with: Package that records the training, `tensorboard`; None records nothing.
     """
 
     lead: str | None = None

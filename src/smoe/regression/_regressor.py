@@ -287,10 +287,8 @@ class GridRegressor:
 
         corrected.begin(net, options)
         notify(ladders.train.describe())
-        with reporter, ExitStack() as closing:
+        with reporter:
             logged = self._tracked(reporter, None if directory is None else directory.path.parent)
-            if isinstance(logged, TrackedReporter):
-                closing.enter_context(logged)
             if options.net not in SIMPLE or is_own:
                 learn("net", options.seed, logged)
                 if compares:
@@ -501,7 +499,7 @@ class GridRegressor:
     def _tracked(self, reporter: Reporter, folder: Path | None) -> Reporter:
         if self.options.log_with is None:
             return reporter
-        return TrackedReporter(reporter, self.options.log_with, folder or Path("smoe-logs"), asdict(self.options))
+        return TrackedReporter(reporter, self.options.log_with, folder or Path("smoe-logs"))
 
     def __repr__(self) -> str:
         state = self._fitted.describe() if self._fitted is not None else "not fitted"

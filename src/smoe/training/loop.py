@@ -7,11 +7,12 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -288,31 +289,7 @@ class Loop:
         chosen = spread[process::num_processes]
         ((input, target),) = load_batches(samples, [chosen], task.collate, self.accelerator.device)
         with self.accelerator.autocast():
-            gains = routing_gains(model, task.loss, input, target)
-        if num_processes == 1 or not gains:
-            return gains
-        # Sums of samples, losses, squared differences of the losses, and samples that are better.
-        numbers = [
-            [
-                n,
-                n * gain.loss,
-                n * gain.loss_of_convolution,
-                n * difference**2 + n * (n - 1) * error**2,
-                gain.num_better,
-            ]
-            for gain in gains
-            for n, difference in [(gain.num_samples, gain.loss_of_convolution - gain.loss)]
-            for error in [gain.standard_error if n > 1 else 0.0]
-        ]
-        device = self.accelerator.device
-        sums = sum_over_processes(self.accelerator, torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
-        together = []
-        for gain, (n, loss, convolution, squares, better) in zip(gains, sums, strict=True):
-            error = math.sqrt(max(0.0, squares - (convolution - loss) ** 2 / n) / (n - 1) / n)
-            means = {"loss": loss / n, "loss_of_convolution": convolution / n}
-            counts = {"num_samples": int(n), "num_better": int(better)}
-            together.append(replace(gain, **means, standard_error=error, **counts))
-        return together
+            return routing_gains(model, task.loss, input, target, gather=gather_object)
 
     def _finish(self, reason: str) -> None:
         """Compare the best weights with convolutions, and evaluate them on a test split: the last record."""

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from smoe.errors import suggest
 
-Tracker = Literal["tensorboard", "mlflow", "wandb"]
+Tracker = Literal["tensorboard"]
 """Packages that can record a training."""
 TRACKERS: tuple[Tracker, ...] = get_args(Tracker)
 
@@ -125,12 +125,8 @@ class Stopping:
         return value > than if self.plan.monitor_mode == "max" else value < than
 
 
-class MonitorError(ValueError):
-    """A plan monitors a metric that does not exist."""
-
-
 def check_monitor(plan: TrainingPlan, names: Iterable[str]) -> None:
     """Refuse a plan whose metric is neither among the names nor `loss`, with the nearest one."""
     known = sorted({*names, LOSS})
     if plan.monitor not in known:
-        raise MonitorError(f"monitor is {plan.monitor!r}, but no metric has this name; {suggest(plan.monitor, known)}")
+        raise ValueError(f"monitor is {plan.monitor!r}, but no metric has this name; {suggest(plan.monitor, known)}")

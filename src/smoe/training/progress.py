@@ -1,18 +1,15 @@
-"""Progress on the terminal, what a training reports, and its record with TensorBoard, MLflow or Weights & Biases."""
+"""Progress on the terminal, what a training reports, and its record for TensorBoard."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from smoe._plain import flatten
 from smoe.training.plan import Tracker
 from smoe.training.run_directory import Record
 
@@ -98,67 +95,25 @@ class BarReporter(ProgressBar, Reporter):
 
 
 class TrackedReporter(Reporter):
-    """Passes progress on to another reporter, and the record of each epoch to a tracker.
+    """Passes progress on to another reporter, and writes the record of each epoch for TensorBoard.
 
-    Use it as a context manager: some trackers write at the end. Weights & Biases runs offline unless the environment
-    sets WANDB_MODE; MLflow writes into the folder unless it sets MLFLOW_TRACKING_URI.
+    Weights & Biases takes the same records over by `wandb sync`, or live after `wandb.init(sync_tensorboard=True)`.
     """
 
-    def __init__(self, reporter: Reporter, tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, reporter: Reporter, tracker: Tracker, folder: Path) -> None:
         if importlib.util.find_spec(tracker) is None:
             raise ValueError(f"log_with={tracker!r} needs the package {tracker}: pip install {tracker}")
-        self._reporter, self._folder, self._config = reporter, folder, config
-        self._tracker: Any = None
-        self._name: Tracker = tracker
-        self.step, self.notify = reporter.step, reporter.notify
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._tracker is not None:
-            self._tracker.finish()
-            self._tracker = None
-
-    def begin_epoch(self, epoch: int, num_batches: int, first_batch: int) -> None:
-        """Start the tracker in the first epoch, so that a run that is refused leaves nothing."""
-        if self._tracker is None:
-            self._tracker = make_tracker(self._name, self._folder)
-            config = {
-                name: value for name, value in flatten(self._config).items() if isinstance(value, (int, float, str))
-            }
-            self._tracker.store_init_configuration(config)
-        self._reporter.begin_epoch(epoch, num_batches, first_batch)
+        self._reporter, self._folder, self._writer = reporter, folder, None
+        self.begin_epoch, self.step, self.notify = reporter.begin_epoch, reporter.step, reporter.notify
 
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
         self._reporter.end_epoch(record, is_best=is_best)
-        numbers = {key: float(value) for key, value in record.items() if isinstance(value, (int, float))}
-        if self._name == "mlflow":
-            # A metric is a file there, and cannot be a folder of others too, as `a` beside `a/b` would be.
-            numbers = {key.replace("/", "."): value for key, value in numbers.items()}
-        self._tracker.log(numbers, step=int(record["epoch"]))
+        if self._writer is None:
+            # Not before an epoch has ended, so that a run that is refused leaves nothing.
+            from torch.utils.tensorboard import SummaryWriter
 
-
-def make_tracker(name: Tracker, folder: Path) -> Any:
-    from accelerate import tracking
-    from accelerate.state import PartialState
-
-    PartialState()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        if name == "tensorboard":
-            tracker = tracking.TensorBoardTracker(folder.name, logging_dir=folder.parent)
-        elif name == "mlflow":
-            if "MLFLOW_TRACKING_URI" not in os.environ:
-                os.environ["MLFLOW_TRACKING_URI"] = (folder / "mlruns").resolve().as_uri()
-                # Later versions prefer a database, which needs further packages, and refuse files unless asked.
-                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            tracker = tracking.MLflowTracker("smoe", run_name=folder.name)
-        else:
-            os.environ.setdefault("WANDB_MODE", "offline")
-            tracker = tracking.WandBTracker("smoe", dir=str(folder))
-        if hasattr(tracker, "start"):
-            tracker.start()
-    except ModuleNotFoundError as error:
-        raise ValueError(f"log_with={name!r} needs the package {error.name}: pip install {error.name}") from None
-    return tracker
+            self._writer = SummaryWriter(self._folder)
+        for key, value in record.items():
+            if isinstance(value, (int, float)):
+                self._writer.add_scalar(key, value, record["epoch"])
+        self._writer.flush()

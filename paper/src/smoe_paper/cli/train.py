@@ -6,7 +6,6 @@ import itertools
 import os
 import sys
 import textwrap
-from contextlib import ExitStack
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,10 +85,10 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     recipe, log_with = options.recipe, options.log_with
     reporter = BarReporter(recipe.training.monitor, is_quiet=not is_first)
     try:
-        with reporter, ExitStack() as closing:
+        with reporter:
             logged: Reporter = reporter
             if log_with is not None and is_first:
-                logged = closing.enter_context(TrackedReporter(reporter, log_with, output_dir, recipe.plain()))
+                logged = TrackedReporter(reporter, log_with, output_dir)
             record = train(
                 name,
                 recipe,
@@ -136,8 +135,7 @@ Attributes:
     recipe: What to train.
     output_dir: Run directory; runs/RECIPE-SEED if not given.
     resume: Continue the run in the output directory.
-    log_with: Record the training with this package too; Weights & Biases and MLflow stay offline unless their
-        environment variables say otherwise.
+    log_with: Record the training for this package too.
 """
     options: Any = parse(kind, args, prog=prog, default=kind(recipe))
     return RecipeFlags(options.recipe, options.output_dir, options.resume, options.log_with)
