@@ -50,19 +50,6 @@ def parse(target: type[T], args: Sequence[str], *, prog: str, default: T | None 
         raise UsageError(f"{_one_line(message.getvalue())} (see {prog} --help)") from None
 
 
-def parse_nothing(args: Sequence[str] | None, *, prog: str, text: str) -> None:
-    """Read the flags of a command that has none; `--help` prints the text and exits.
-
-    Raises:
-        UsageError: If there are any.
-    """
-    for arg in args or ():
-        if arg in ("-h", "--help"):
-            sys.stdout.write(f"usage: {prog}\n\n{text.strip()}\n")
-            raise SystemExit(0)
-        raise UsageError(f"{prog} takes no argument, got {arg!r}")
-
-
 def _registry() -> Any:
     """How rules and dampings are written on a command line: in their text forms, such as `rc(weight=0.1)`."""
     import tyro

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from gridded_files import regional, times
+from gridded_files import times
 from smoe.errors import DataError
 from smoe.gridded._axes import are_same_units, find_axes
 
@@ -109,11 +109,6 @@ def test_axes(case: str) -> None:
     dims, coords, expected = CASES[case]
     axes = find_axes(field(tuple(dims.split()), coords), "f")
     assert {name: getattr(axes, name) for name in expected} == expected
-
-
-def test_a_usual_file() -> None:
-    axes = find_axes(regional()["t2m"], "t2m")
-    assert (axes.time, axes.row, axes.column, axes.level) == ("time", "lat", "lon", None) and not axes.is_forecast
 
 
 @pytest.mark.parametrize(

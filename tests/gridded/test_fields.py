@@ -67,27 +67,6 @@ def test_forecasts_are_read_by_start_and_lead() -> None:
     np.testing.assert_array_equal(source.read(positions), expected)
 
 
-@pytest.mark.parametrize("kind", ["nc", "zarr", "many"])
-def test_files_of_each_kind_give_the_same_fields(tmp_path: Path, kind: str) -> None:
-    small = regional(6)
-    if kind == "nc":
-        small.to_netcdf(tmp_path / "a.nc")
-        data: object = tmp_path / "a.nc"
-    elif kind == "zarr":
-        small.chunk(time=2).to_zarr(tmp_path / "a.zarr", consolidated=False)
-        data = str(tmp_path / "a.zarr")
-    else:
-        small.isel(time=slice(3, 6)).to_netcdf(tmp_path / "a1.nc")
-        small.isel(time=slice(0, 3)).to_netcdf(tmp_path / "a2.nc")
-        data = str(tmp_path / "a?.nc")
-    dataset = open_fields(data)
-    source = FieldSource(dataset)
-    assert source.labels is not None
-    order = np.argsort(source.labels.seconds)
-    np.testing.assert_array_equal(source.read(order)[:, 0], small["t2m"].values)
-    dataset.close()
-
-
 def test_a_stopped_stream_goes_on_from_its_last_block(tmp_path: Path) -> None:
     small = regional(10)
     small["t2m"][7, 0, 0] = np.nan

@@ -99,4 +99,4 @@ def test_the_sdist_builds_where_there_is_no_torch(dist: Path, tmp_path: Path) ->
     run(pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, next(dist.glob("*.tar.gz")), env=environment)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
         assert not [name for name in archive.namelist() if name.endswith(".so")]
-        assert "smoe/nn/spatial_moe_2d.py" in archive.namelist()
+        assert "smoe/nn/_grid_layers.py" in archive.namelist()

@@ -290,7 +290,7 @@ def test_narrow_places_have_pictures(places: Places) -> None:
 
 
 def test_errors_that_are_all_missing_are_shown() -> None:
-    error = ErrorMap("t", "K", np.full(GRID, np.nan), np.full(GRID, np.nan), "plain net")
+    error = ErrorMap("t", "K", np.full(GRID, np.nan), {"plain net": np.full(GRID, np.nan)})
     plain, block = data_of(page.make_page([sample_report(error_maps=(error,))], WRITTEN))
     for shown in plain["runs"][0]["errors"][0]["maps"]:
         assert np.isnan(read(block, shown["values"])).all() and shown["low"] <= shown["high"]

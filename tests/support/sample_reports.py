@@ -78,7 +78,7 @@ def sample_report(label: str = "first", seed: int = 0, **changes: Any) -> RunRep
             model, Places("grid", GRID), film={0: fixed_choices(TwoLayers(seed + 1)), 4: fixed_choices(model)}
         ),
         regions=np.arange(GRID[0] * GRID[1]) % 3,
-        error_maps=(ErrorMap("temperature, RMSE", "K", errors, 2.0 * errors, "conv", 4.0 * errors, "persistence"),),
+        error_maps=(ErrorMap("temperature, RMSE", "K", errors, {"conv": 2.0 * errors, "persistence": 4.0 * errors}),),
         filters={"diffusivity 0.1": np.eye(3)},
         examples=(
             Example("temperature, day 1", "K", ("temperature", "K", errors), 2.0 * errors, 3.0 * errors),

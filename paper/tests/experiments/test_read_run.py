@@ -34,8 +34,8 @@ def silently(_: str) -> None:
     pass
 
 
-def read_runs(paths: list[Path], options: ReadOptions, *, plain: Path | None = None, **more: Any) -> list[RunReport]:
-    return read_and_compare(paths, partial(read_run, options=options, **more), plain)
+def read_runs(paths: list[Path], options: ReadOptions, **more: Any) -> list[RunReport]:
+    return read_and_compare(paths, partial(read_run, options=options, **more))
 
 
 def make_run(name: str, recipe: Recipe, folder: Path) -> Path:
@@ -93,21 +93,17 @@ def test_a_run_beside_the_plain_net(heat: Path, plain: Path) -> None:
     mse = np.mean([float((target - input).square().mean()) for input, target in pairs])
     assert unchanged.name == "input unchanged" and unchanged.values["mse"] == pytest.approx(mse, rel=1e-5)
     error = smoe.error_maps[0]
-    assert error.plain is conv.error_maps[0].values and error.plain_name == "conv"
+    assert error.others["conv"] is conv.error_maps[0].values
     # The mean over the pixels is the metric of the whole split.
     assert np.mean(np.square(error.values)) == pytest.approx(last["test/mse"], rel=1e-4)
     assert smoe.regions is not None and smoe.regions.shape == (63,)
     assert set(smoe.filters) == {"diffusivity 0.0025", "diffusivity 0.025", "diffusivity 0.25"}
-    assert conv.error_maps[0].plain is None
+    assert not conv.error_maps[0].others
     assert any("information about the known regions" in remark for remark in smoe.remarks)
 
 
-def test_the_plain_net_can_be_named(heat: Path, plain: Path) -> None:
-    (report,) = read_runs([heat], ReadOptions(), plain=plain, notify=silently)
-    assert report.error_maps[0].plain_name == "conv"
-    with pytest.raises(ValueError, match="cannot be compared with those of"):
-        read_runs([heat], ReadOptions(split=None), plain=plain, notify=silently)
-    other = sample_report("other", identity="other data", is_plain=True)
+def test_errors_of_other_data_are_not_compared() -> None:
+    report, other = sample_report(), sample_report("other", identity="other data", is_plain=True)
     assert with_plain(report, [other]) is report
 
 

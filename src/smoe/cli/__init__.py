@@ -1,4 +1,4 @@
-"""The command line: smoe fit | predict | show | report, and what other distributions add."""
+"""The command line: smoe fit | predict | report, and what other distributions add."""
 
 from smoe.cli.main import main
 

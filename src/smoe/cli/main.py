@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import re
@@ -95,13 +94,6 @@ complete -c smoe -n 'not __fish_use_subcommand; and string match -q -- "-*" (com
 }
 
 
-# What a disk and a path that was typed can do wrong; other errors of the system come from inside.
-_DISK_ERRORS = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ESTALE, errno.ENODEV, errno.EMFILE),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
-}
-
-
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 failed, 2 a mistake in what was typed, 128 + n after signal n."""
     args = list(sys.argv[1:] if args is None else args)
@@ -191,11 +183,7 @@ def _speaks_to_user(error: Exception) -> bool:
     # By name, because importing these classes would import torch for `smoe --help`.
     names = {kind.__name__ for kind in type(error).__mro__}
     ours = {"RecipeError", "RunError", "CheckpointError", "StoredRunError", "TrainingDiverged"}
-    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-        return True
-    return bool(names & ours) or isinstance(
-        error, (ValueError, FileNotFoundError, PermissionError, MissingPackageError)
-    )
+    return bool(names & ours) or isinstance(error, (ValueError, OSError, MissingPackageError))
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -47,15 +47,12 @@ class Report:
     Attributes:
         runs: Models that smoe fit made.
         output: File to write; report.html in the directory of a single run if not given.
-        plain: Run of a plain net, whose errors those of the others are compared with; the first run without experts of
-            the same data if not given.
         without_data: Read no samples: no error maps.
         data: Places of data that were moved, or lie outside the run and the working directory.
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    plain: Path | None = None
     without_data: bool = False
     data: FitPlaces = field(default_factory=FitPlaces)
 
@@ -88,7 +85,7 @@ def write_report(options: Report, read: Callable[[Path, str], RunReport]) -> int
     from smoe.reports.read_fit import read_and_compare
 
     output = options.output or next(iter(options.runs)) / "report.html"
-    size = write_page(read_and_compare(options.runs, read, options.plain), output)
+    size = write_page(read_and_compare(options.runs, read), output)
     sys.stdout.write(f"{output} ({size / 1e6:.2f} MB)\n")
     return 0
 
@@ -103,7 +100,7 @@ def fit_data(options: Report) -> Mapping[Path, FitData]:
     if bool(data.inputs) != (data.targets is not None):
         raise UsageError("give --data.inputs and --data.targets together")
     found: dict[Path, FitData] = {}
-    for path in (*options.runs, *([] if options.plain is None else [options.plain])):
+    for path in options.runs:
         if options.without_data or not is_model_folder(path):
             continue
         if data.targets is not None:

@@ -144,7 +144,7 @@ def _run_parts(report: RunReport, number: int, data: dict[str, Any]) -> dict[str
         "published": [*(row for row in sheet.rows if row.is_own), *others] if others else [],
         "parts_of_data": {name: show_number(value) for name, value in sheet.parts.items()},
         "sentences": [f"{text[:1].upper()}{text[1:]}." for text in map(str, report.routing_gains)],
-        "names_plain": not report.is_plain and all(error.plain is None for error in report.error_maps),
+        "names_plain": not report.is_plain and not any(error.others for error in report.error_maps),
         "recipe": {name: _plain_text(value) for name, value in flatten(report.recipe).items()},
     }
 

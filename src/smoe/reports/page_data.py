@@ -285,7 +285,7 @@ class _Maker:
         return [item for number, item in enumerate(gate.film.items()) if number % every == 0]
 
     def _error_data(self, error: ErrorMap, places: Places | None) -> dict[str, Any]:
-        """The error and, where there is one, the gain over a plain net; each with what its colours mean."""
+        """The error, and the gain over each other prediction; each with what its colours mean."""
         where = places if places is not None else Places("grid", error.values.shape)
         place, step = self._place_data(where)
         values = take(error.values.reshape(1, -1), where.shape, step)[0]
@@ -296,13 +296,11 @@ class _Maker:
         words = f"Error at each pixel over all samples of the split; the median is {show_number(median)}{units}, "
         maps = [self._map(error.name, error.name, values, (low, high, error.units, "viridis"))]
         maps[0]["words"] = f"{words}the largest {largest}{units}."
-        for other, name in ((error.plain, error.plain_name), (error.baseline, error.baseline_name)):
-            if other is None:
-                continue
-            plain = take(other.reshape(1, -1), where.shape, step)[0]
+        for name, other in error.others.items():
+            theirs = take(other.reshape(1, -1), where.shape, step)[0]
             with np.errstate(invalid="ignore", divide="ignore"):
-                # One pixel where the plain net is nearly perfect must not take the precision of all others.
-                gain = np.maximum(100.0 * (1.0 - values / plain), -100.0)
+                # One pixel where the other is nearly perfect must not take the precision of all others.
+                gain = np.maximum(100.0 * (1.0 - values / theirs), -100.0)
             low, median, high = _quantiles(gain, 0.02, 0.5, 0.98)
             reach, better = max(abs(low), abs(high), 1e-12), (gain > 0).sum() / max(1, np.isfinite(gain).sum())
             maps.append(self._map(f"Gain over {name}", f"gain over {name}", gain, (-reach, reach, "%", "diverging")))
@@ -394,17 +392,12 @@ def _by_region(error: ErrorMap, places: Places | None) -> Breakdown | None:
             np.broadcast_to(band[:, None], places.shape),
             ["90-60°S", "60-30°S", "30°S-0", "0-30°N", "30-60°N", "60-90°N"],
         )
-    others = {"this run": error.values, error.plain_name: error.plain, error.baseline_name: error.baseline}
     values: dict[str, list[float]] = {}
-    for name, found in others.items():
-        if found is not None:
-            squares = np.square(found.reshape(places.shape))
-            weighted = np.where(np.isnan(squares), 0.0, weights).ravel()
-            sums, areas = (
-                np.bincount(parts.ravel(), each, len(names))
-                for each in (np.nan_to_num(squares).ravel() * weighted, weighted)
-            )
-            values[name] = np.sqrt(sums / np.where(areas > 0, areas, np.nan)).tolist()
+    for name, found in {"this run": error.values, **error.others}.items():
+        squares = np.square(found).ravel()
+        weighted = np.where(np.isnan(squares), 0.0, weights.ravel())
+        sums, areas = (np.bincount(parts.ravel(), w, len(names)) for w in (np.nan_to_num(squares) * weighted, weighted))
+        values[name] = np.sqrt(sums / np.where(areas > 0, areas, np.nan)).tolist()
     return Breakdown(
         f"{error.name} by region", "region", tuple(range(len(names))), values, f" {error.units}".rstrip(), tuple(names)
     )

@@ -212,20 +212,12 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> _Measured:
     other = next((name for name in roots if name != "model" and name not in simple), "")
     # The simple prediction with the lowest error of all pixels together.
     best = min(simple, key=lambda name: float(np.nansum(squared[name])), default="")
+    others = [name for name in (other, best) if name]
     maps = [
-        ErrorMap(
-            f"{channel.name}, RMSE",
-            channel.units,
-            roots["model"][number],
-            roots[other][number] if other else None,
-            other,
-            roots[best][number] if best else None,
-            best,
-        )
-        for number, channel in enumerate(fitted.target_channels)
+        ErrorMap(f"{channel.name}, RMSE", channel.units, roots["model"][k], {name: roots[name][k] for name in others})
+        for k, channel in enumerate(fitted.target_channels)
     ]
-    named = {"model": "this run", other: other, best: best}
-    compared = {label: sums[name] for name, label in named.items() if name}
+    compared = {"this run": sums["model"]} | {name: sums[name] for name in others}
     breakdowns = _by_time(fitted, compared, np.concatenate(valid))
     reliability = _reliability(fitted, below / counts.sum(axis=(1, 2))[:, None]) if np.size(below) > 1 else ()
     return _Measured(tuple(maps), tuple(examples), breakdowns, reliability, digest.hexdigest())
@@ -300,14 +292,11 @@ def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
-def read_and_compare(
-    paths: Sequence[Path], read: Callable[[Path, str], RunReport], plain: Path | None = None
-) -> list[RunReport]:
-    """Read runs, and add the errors of a plain one to those of the others.
+def read_and_compare(paths: Sequence[Path], read: Callable[[Path, str], RunReport]) -> list[RunReport]:
+    """Read runs, and add the errors of those without experts to those of the others.
 
     Raises:
         RunError: If the same directory is given twice, or is none.
-        ValueError: If the errors of `plain` cannot be compared with those of any run.
     """
     for path in paths:
         if not path.is_dir():
@@ -315,15 +304,8 @@ def read_and_compare(
         if [other.resolve() for other in paths].count(path.resolve()) > 1:
             raise RunError(f"{path} is given twice: give each run once")
     reports = [read(path, label) for path, label in zip(paths, labels_of(paths), strict=True)]
-    reference = None if plain is None else read(plain, plain.resolve().name)
-    candidates = [report for report in reports if report.is_plain] if reference is None else [reference]
-    compared = [report if report.is_plain else with_plain(report, candidates) for report in reports]
-    if reference is not None and all(new is old for new, old in zip(compared, reports, strict=True)):
-        raise ValueError(
-            f"the errors of {plain} cannot be compared with those of {', '.join(map(str, paths))}: they are of other "
-            "data, or were not measured"
-        )
-    return compared
+    plain = [report for report in reports if report.is_plain]
+    return [report if report.is_plain else with_plain(report, plain) for report in reports]
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
@@ -340,11 +322,10 @@ def with_plain(report: RunReport, candidates: Sequence[RunReport]) -> RunReport:
     """Return a run whose error maps know those of a plain net on the same data."""
     plain = next((other for other in candidates if other.identity == report.identity), None)
     known = {} if plain is None else {error.name: error.values for error in plain.error_maps}
-    is_comparable = [error.plain is None and error.name in known for error in report.error_maps]
-    if plain is None or not any(is_comparable):
+    if plain is None or not any(error.name in known for error in report.error_maps):
         return report
     maps = tuple(
-        replace(error, plain=known[error.name], plain_name=plain.label) if compares else error
-        for error, compares in zip(report.error_maps, is_comparable, strict=True)
+        replace(error, others={plain.label: known[error.name], **error.others}) if error.name in known else error
+        for error in report.error_maps
     )
     return replace(report, error_maps=maps)

@@ -74,10 +74,8 @@ class ErrorMap:
     name: str  # name of the target and of the error, such as `Z500, RMSE`
     units: str
     values: np.ndarray  # error at each pixel, `(P,)` or in the shape of the grid; NaN where there is none
-    plain: np.ndarray | None = None  # the same error of a plain prediction, such as that of a net without experts
-    plain_name: str = ""
-    baseline: np.ndarray | None = None  # the same error of the best simple prediction, such as persistence
-    baseline_name: str = ""
+    # The same error of other predictions by their names, such as a net without experts, and persistence.
+    others: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

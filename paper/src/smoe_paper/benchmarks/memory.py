@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from smoe.command_line import parse_nothing
+from smoe.command_line import parse
 from smoe.rules import Frozen
 from smoe_paper.benchmarks.layer import CONFIGURATIONS, make_layer
 from smoe_paper.benchmarks.timing import circumstances, origin, write_table
@@ -75,9 +76,13 @@ def _status(name: str) -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Measures the peak memory of a training step of every configuration, prints the table and stores it."""
+
+
 def main(args: list[str] | None = None) -> None:
-    """Measures every configuration, prints the table and stores it."""
-    parse_nothing(args, prog="smoe bench memory", text=__doc__ or "")
+    parse(Memory, args or [], prog="smoe bench memory")
     rows = [measure(name) for name in NAMES]
     notes = (
         "Ratios of the peak of the resident memory to that with `nn.Conv2d`, above what the process had before it made "

@@ -84,8 +84,6 @@ class RunReports(Report):
     Attributes:
         runs: Run directories, and models that smoe fit made.
         output: File to write; report.html in the directory of a single run if not given.
-        plain: Run of a plain net, whose errors those of the others are compared with; the first run without experts of
-            the same data if not given.
         without_data: Read no samples: no error maps, baselines or classes.
     """
 
