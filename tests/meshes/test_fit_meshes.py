@@ -16,7 +16,8 @@ from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
 from smoe.meshes import MeshNet, read_mesh
-from smoe.meshes._mesh_files import as_row_of_nodes, mesh_of_row
+from smoe.meshes._mesh import read_nodes
+from smoe.meshes._mesh_files import make_mesh
 from smoe.nn import GraphMoE, HEALPixMoE
 from smoe.ops._healpix import healpix_coordinates
 from smoe.reports.read_fit import read_fit
@@ -115,8 +116,8 @@ def test_one_layer_learns_what_each_node_does(dataset, tmp_path: Path) -> None:
 
 def test_a_net_of_ones_own_learns_on_a_sphere() -> None:
     fields = xr.decode_cf(sphere(num_times=60))
-    mesh = mesh_of_row(as_row_of_nodes(fields))
-    assert mesh is not None and (mesh.nside, mesh.pixel_order) == (2, "nested")
+    mesh = make_mesh(read_nodes(fields, None))
+    assert (mesh.nside, mesh.pixel_order) == (2, "nested")
     torch.manual_seed(0)
     net = MeshNet(mesh, 1, 1, filters=8)
     assert isinstance(net.stem.layer, HEALPixMoE)
@@ -189,10 +190,7 @@ def test_nets_of_another_geometry_are_refused(net: str, text: str) -> None:
         smoe.GridRegressor(net, progress=False).fit(*2 * (xr.decode_cf(real_ocean()),))  # type: ignore[arg-type]
 
 
-def test_a_choice_of_variables_without_the_mesh_is_refused(ocean: Path) -> None:
-    fields = as_row_of_nodes(xr.open_dataset(ocean / "ocean.nc"))
-    with pytest.raises(DataError, match="lost the connectivity of their mesh: give the whole file"):
-        smoe.GridRegressor(lead="1D", progress=False).fit(fields[["sst"]], fields[["sst"]])
+def test_a_net_for_meshes_is_refused_on_a_grid() -> None:
     grid = xr.Dataset({"t": (("time", "y", "x"), np.ones((9, 3, 3), np.float32))}).assign_coords(
         time=np.arange("2001-01-01", "2001-01-10", dtype="datetime64[D]")
     )
@@ -235,7 +233,7 @@ def test_pixels_in_no_order_are_refused_and_the_words_of_cf_are_known() -> None:
     with pytest.raises(DataError, match="cell has the pixel 47 at place 0: sort the pixels by it, from 0 to 47"):
         smoe.GridRegressor(progress=False).fit(fields.assign_coords(cell=numbers), fields)
     row = open_fields(fields.assign_coords(cell=np.arange(48)))
-    assert row["mesh_description"].attrs["description"] == "HEALPix sphere of nside 2 in nested order"
+    assert row["mesh_nodes"].attrs["nodes"].description == "HEALPix sphere of nside 2 in nested order"
 
 
 def test_files_that_follow_each_other_and_static_fields_keep_the_mesh(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from smoe.errors import DataError
 from smoe.meshes import Mesh, MeshNet, read_mesh
-from smoe.meshes._mesh_files import as_row_of_nodes, mesh_of_row
+from smoe.meshes._mesh_files import as_row_of_nodes, make_mesh
 from smoe.nn import GraphMoE
 
 xarray = pytest.importorskip("xarray")
@@ -44,8 +44,9 @@ def write_ring(path: Path, num_nodes: int = 12) -> Path:
 def test_nodes_are_the_columns_of_one_row(tmp_path):
     path = write_ring(tmp_path / "ring.nc")
     fields = as_row_of_nodes(xarray.open_dataset(path))
-    mesh = mesh_of_row(fields)
-    assert mesh is not None and (mesh.num_nodes, mesh.dimension, dict(mesh.fields)) == (12, "node", {})
+    nodes = fields[["sst"]]["mesh_nodes"].attrs["nodes"]
+    assert make_mesh(nodes).edge_index.equal(read_mesh(path).edge_index)
+    assert (len(nodes.places), nodes.dimension, nodes.description) == (12, "node", "mesh of 12 points")
     assert list(fields.data_vars) == ["sst"] and fields["sst"].dims == ("time", "nj", "ni")
     assert fields["sst"].shape == (2, 1, 12) and fields["sst"].attrs["location"] == "node"
     np.testing.assert_array_equal(fields["sst"].values[:, 0], read_mesh(path).fields["sst"].numpy())

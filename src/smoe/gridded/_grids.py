@@ -11,7 +11,7 @@ import numpy as np
 
 from smoe.errors import DataError, naming_extras
 from smoe.gridded._axes import Axes
-from smoe.meshes._mesh import DESCRIPTION, PLACES, on_sphere
+from smoe.meshes._mesh import NODES, on_sphere
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -141,8 +141,11 @@ class Orientation:
 
 def read_grid(array: xr.DataArray, axes: Axes, where: str) -> tuple[HorizontalGrid, Orientation]:
     """Reads the grid of a field and the order that its file has; of a row of nodes, the nodes."""
-    if DESCRIPTION in array.coords:
-        return read_node_grid(array)
+    if NODES in array.coords:
+        nodes = array[NODES].attrs["nodes"]
+        places = np.ascontiguousarray(nodes.places)
+        grid = NodeGrid("mesh", (1, len(places)), places, np.empty(0), False, description=nodes.description)
+        return grid, Orientation(np.arange(1), np.arange(len(places)))
     shape = (array.sizes[axes.row], array.sizes[axes.column])
     as_they_are = Orientation(np.arange(shape[0]), np.arange(shape[1]))
     if axes.latitude is not None and array[axes.latitude].ndim == 2:
@@ -300,14 +303,6 @@ class NodeGrid(HorizontalGrid):
 
     def area_weights(self) -> None:
         """None: all nodes count alike."""
-
-
-def read_node_grid(array: xr.DataArray) -> tuple[NodeGrid, Orientation]:
-    """Reads the nodes of a field on a row of nodes, as `smoe.meshes` makes them of files with meshes."""
-    places = np.concatenate([np.asarray(array[name].values, np.float64) for name in PLACES]).T
-    text, shape = str(array[DESCRIPTION].attrs["description"]), (1, len(places))
-    grid = NodeGrid("mesh", shape, np.ascontiguousarray(places), np.empty(0), closes_circle=False, description=text)
-    return grid, Orientation(np.arange(1), np.arange(len(places)))
 
 
 _NEIGHBOURS = 4

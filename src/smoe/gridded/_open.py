@@ -20,8 +20,8 @@ from smoe.errors import DataError, SmoeError, missing_package, naming_extras
 from smoe.gridded._axes import are_same_units, has_leads, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
 from smoe.gridded._times import TimeLabels, decode_times, read_times
-from smoe.meshes._mesh import DESCRIPTION
-from smoe.meshes._mesh_files import Location, as_row_of_nodes, with_mesh_of
+from smoe.meshes._mesh import NODES
+from smoe.meshes._mesh_files import Location, as_row_of_nodes
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -115,7 +115,7 @@ def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) ->
     marks = (("cf_role", "mesh_topology"), ("grid_mapping_name", "healpix"))
     described = [each.attrs for each in (dataset, *dataset.variables.values())]
     is_mesh = any("healpix_nside" in each or any(each.get(name) == mark for name, mark in marks) for each in described)
-    if DESCRIPTION in dataset.coords or not is_mesh:
+    if NODES in dataset.coords or not is_mesh:
         return dataset
     try:
         return as_row_of_nodes(dataset, location)
@@ -361,8 +361,7 @@ def _fields_alone(source: FieldSource, like: FieldSource) -> xr.Dataset:
         *(each for each in series_names(dataset) if dataset[each].dims[0] == source.axes.time),
     ]
     mappings = {dataset[n].attrs.get("grid_mapping") or dataset[n].encoding.get("grid_mapping") for n in names}
-    chosen = dataset[[*names, *(name for name in mappings if name in dataset.data_vars)]]
-    return with_mesh_of(chosen, dataset)
+    return dataset[[*names, *(name for name in mappings if name in dataset.data_vars)]]
 
 
 def _turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
@@ -378,7 +377,8 @@ def _turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
         order, wanted = (getattr(each.orientation, f"{role}_order") for each in (source, like))
         # Files round their coordinates differently.
         dataset = dataset.isel({ours: as_slice(order[np.argsort(wanted)])}).assign_coords({ours: like.dataset[ours]})
-    return with_mesh_of(dataset, like.dataset)
+    # The same nodes, of which one description is kept.
+    return dataset if NODES not in dataset.coords else dataset.assign_coords({NODES: like.dataset[NODES]})
 
 
 def _without_single_times(sources: list[FieldSource], where: str) -> list[FieldSource]:

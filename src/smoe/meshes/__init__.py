@@ -2,8 +2,8 @@
 
 # Names beside those of `__all__` are for other rooms of smoe.
 # ruff: noqa: F401
-from smoe.meshes._mesh import DESCRIPTION, ROW_COORDINATES, Mesh, mesh_arrays, mesh_from_files, mesh_words
-from smoe.meshes._mesh_files import mesh_of_row, read_mesh, restored_variables, with_mesh
+from smoe.meshes._mesh import NODES, Mesh, mesh_arrays, mesh_from_files, mesh_words
+from smoe.meshes._mesh_files import make_mesh, read_mesh, with_mesh
 from smoe.meshes._mesh_net import MeshLayers, MeshNet, SummedMeshLayer
 
 __all__ = ["Mesh", "MeshNet", "read_mesh"]

@@ -13,10 +13,8 @@ import torch
 from smoe.errors import DataError
 from smoe.ops._healpix import HEALPixOrder, face_pixels, healpix_coordinates, pad_faces
 
-# A row of nodes (`smoe.meshes._mesh_files`): places of the nodes, and a number whose attributes describe the mesh.
-PLACES = ("node_x", "node_y", "node_z")
-DESCRIPTION = "mesh_description"
-ROW_COORDINATES = (*PLACES, DESCRIPTION)
+# The coordinate of a row of nodes (`smoe.meshes._mesh_files`) whose attribute `nodes` holds them.
+NODES = "mesh_nodes"
 
 
 @dataclass(frozen=True)
@@ -155,12 +153,13 @@ def fields_on(dataset: Any, dimension: str | None) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Nodes:
     """Nodes in the order of a file: points or faces of a UGRID topology, or pixels of a HEALPix sphere.
 
     Places of points, or centres of faces or pixels, are `(N, 3)`. Faces are the points of each `(F, most)`, with -1 for
-    missing corners; a topology without faces has sides `(S, 2)`.
+    missing corners; a topology without faces has sides `(S, 2)`. `variables` are those of the file that are no fields:
+    of the topology or the grid mapping, and coordinates of the nodes.
     """
 
     dimension: str
@@ -171,6 +170,14 @@ class Nodes:
     sides: np.ndarray | None = None
     nside: int | None = None
     order: HEALPixOrder | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        """Such as `mesh of 96 faces`."""
+        if self.nside is not None:
+            return f"HEALPix sphere of nside {self.nside} in {self.order} order"
+        return f"mesh of {len(self.places)} {'faces' if self.is_on_faces else 'points'}"
 
     def edges(self) -> np.ndarray:
         """Edges between neighbours in both directions, `(2, M)`."""

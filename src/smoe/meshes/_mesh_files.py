@@ -1,13 +1,13 @@
 """Meshes from UGRID and HEALPix files, and from what meshio has read; their fields as a grid of one row.
 
-A row of nodes, which `GridRegressor` reads, has the dimensions (time, level, nj, ni) with nj of size 1, and carries its
-mesh along: the coordinates `node_x`, `node_y` and `node_z` are the places of the nodes, and the variables of the
-topology keep their names, on dimensions that begin with `mesh_`.
+A row of nodes, which `GridRegressor` reads, has the dimensions (time, level, nj, ni) with nj of size 1. The attribute
+of one of its coordinates holds the nodes, with the variables of the topology as the file has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -17,9 +17,7 @@ import torch
 from smoe._files import check_netcdf_file, check_zarr_store
 from smoe.errors import DataError, naming_extras
 from smoe.meshes._mesh import (
-    DESCRIPTION,
-    PLACES,
-    ROW_COORDINATES,
+    NODES,
     Mesh,
     Nodes,
     edges_of_neighbours,
@@ -31,7 +29,6 @@ from smoe.meshes._mesh import (
     sides_of_faces,
     topology_variables,
 )
-from smoe.ops._healpix import HEALPixOrder
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -49,7 +46,6 @@ _SIDES = {
     "hexahedron": [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4), (1, 5), (2, 6), (3, 7)],
 }
 _FLAT = ("triangle", "quad", "polygon")
-_PREFIX = "mesh_"
 
 
 def _from_meshio(mesh: Any, location: str | None) -> Mesh:
@@ -179,57 +175,18 @@ def read_mesh(source: Any, *, location: Location | None = None) -> Mesh:
 
 
 def as_row_of_nodes(dataset: xr.Dataset, location: Location | None = None) -> xr.Dataset:
-    """The fields of a data set on the nodes of its mesh as a grid of one row, with the mesh in its coordinates."""
+    """The fields of a data set on the nodes of its mesh as a grid of one row, which carries the nodes along."""
     nodes = read_nodes(dataset, location)
     names = fields_on(dataset, nodes.dimension)
     if not names:
         raise DataError(f"no floating variable has the dimension {nodes.dimension!r} of the nodes")
+    nodes = replace(nodes, variables=_mesh_variables(dataset, nodes))
     chosen = dataset[names]
     # Latitudes and longitudes of single nodes are no axes of a grid.
-    chosen = chosen.drop_vars([name for name in chosen.coords if nodes.dimension in chosen[name].dims])
-    row = chosen.transpose(..., nodes.dimension).rename({nodes.dimension: "ni"})
+    apart = [name for name in chosen.coords if nodes.dimension in chosen[name].dims or name in nodes.variables]
+    row = chosen.drop_vars(apart).transpose(..., nodes.dimension).rename({nodes.dimension: "ni"})
     row = row.map(lambda field: field.expand_dims("nj", axis=-2), keep_attrs=True)
-    kept = _mesh_variables(dataset, nodes)
-    coordinates: dict[str, Any] = {name: _on_own_dimensions(variable) for name, variable in kept.items()}
-    coordinates |= {name: (("nj", "ni"), part[None]) for name, part in zip(PLACES, nodes.places.T, strict=True)}
-    coordinates[DESCRIPTION] = ((), 0, _describe(nodes) | {"variables": " ".join(kept)})
-    return row.drop_vars(set(coordinates) & set(map(str, row.coords))).assign_coords(coordinates)
-
-
-def mesh_of_row(row: Any) -> Mesh | None:
-    """The mesh of a row of nodes; None for other data sets, and for rows that lost their connectivity."""
-    import xarray
-
-    if DESCRIPTION not in row.coords:
-        return None
-    description = row[DESCRIPTION].attrs
-    if "nside" in description:
-        places = np.concatenate([row[name].values for name in PLACES]).T
-        order: HEALPixOrder = "nested" if description["pixel_order"] == "nested" else "ring"
-        return make_mesh(Nodes(description["dimension"], places, nside=int(description["nside"]), order=order))
-    variables = restored_variables(row)
-    if set(variables) != set(description["variables"].split()):
-        return None
-    return make_mesh(read_nodes(xarray.Dataset(variables), description["location"]))
-
-
-def restored_variables(row: Any) -> dict[str, Any]:
-    """Variables of the mesh of a row of nodes, with the dimensions that they have in the file."""
-    found = {}
-    for name in row[DESCRIPTION].attrs["variables"].split():
-        if name in row.coords:
-            variable = row[name].variable.copy()
-            variable.dims = tuple(str(dim).removeprefix(_PREFIX) for dim in variable.dims)
-            found[name] = variable
-    return found
-
-
-def with_mesh_of(row: xr.Dataset, other: xr.Dataset) -> xr.Dataset:
-    """A row of nodes with the mesh of another one in its coordinates; data sets on other grids as they are."""
-    if DESCRIPTION not in row.coords:
-        return row
-    alone, there = ({*ROW_COORDINATES, *restored_variables(each)} for each in (row, other))
-    return row.drop_vars(alone, errors="ignore").assign_coords({name: other[name] for name in there})
+    return row.assign_coords({NODES: ((), 0, {"nodes": nodes})})
 
 
 def with_mesh(row: xr.Dataset, dimension: str, variables: Mapping[str, Any]) -> xr.Dataset:
@@ -248,20 +205,8 @@ def with_mesh(row: xr.Dataset, dimension: str, variables: Mapping[str, Any]) -> 
     return dataset
 
 
-def _on_own_dimensions(variable: Any) -> Any:
-    """A variable of the mesh on dimensions of other names; integers with a fill value are integers again."""
-    import xarray
-
-    values, attributes = variable.values, dict(variable.attrs)
-    stored, fill = variable.encoding.get("dtype"), variable.encoding.get("_FillValue")
-    if values.dtype.kind == "f" and stored is not None and stored.kind in "iu" and fill is not None:
-        values = np.where(np.isnan(values), fill, values).astype(stored)
-        attributes["_FillValue"] = values.dtype.type(fill)
-    return xarray.Variable([f"{_PREFIX}{dim}" for dim in variable.dims], values, attributes)
-
-
 def _mesh_variables(dataset: Any, nodes: Nodes) -> dict[str, Any]:
-    """Variables that are no fields: those of the topology or the grid mapping, and coordinates of the nodes."""
+    """The variables of the topology or the grid mapping, and the coordinates of the nodes."""
     if nodes.topology is not None:
         names = topology_variables(dataset, nodes.topology)
     else:
@@ -272,13 +217,12 @@ def _mesh_variables(dataset: Any, nodes: Nodes) -> dict[str, Any]:
         if variable.dims == (nodes.dimension,)
         and (name in dataset.coords or variable.attrs.get("standard_name") in ("latitude", "longitude"))
     ]
-    return {name: dataset.variables[name] for name in dict.fromkeys(names)}
-
-
-def _describe(nodes: Nodes) -> dict[str, Any]:
-    if nodes.nside is not None:
-        text = f"HEALPix sphere of nside {nodes.nside} in {nodes.order} order"
-        return {"description": text, "dimension": nodes.dimension, "nside": nodes.nside, "pixel_order": nodes.order}
-    location, word = ("face", "faces") if nodes.is_on_faces else ("node", "points")
-    text = f"mesh of {len(nodes.places)} {word}"
-    return {"description": text, "dimension": nodes.dimension, "location": location}
+    found = {}
+    for name in dict.fromkeys(names):
+        found[name] = variable = dataset.variables[name].copy(deep=False)
+        stored, fill = variable.encoding.get("dtype"), variable.encoding.get("_FillValue")
+        if variable.dtype.kind == "f" and stored is not None and stored.kind in "iu" and fill is not None:
+            # Integers with a fill value are integers again.
+            variable.data = np.where(np.isnan(variable.values), fill, variable.values).astype(stored)
+            variable.attrs["_FillValue"] = stored.type(fill)
+    return found

@@ -23,7 +23,7 @@ from smoe.gridded import (
     import_xarray,
 )
 from smoe.losses import gaussian_crps
-from smoe.meshes import DESCRIPTION, ROW_COORDINATES, Mesh, restored_variables, with_mesh
+from smoe.meshes import NODES, Mesh, with_mesh
 from smoe.regression._ladder import Ladder, Spread, Trees
 from smoe.regression._nets import NetShape, Regression, count_parameters
 from smoe.regression._options import SIMPLE, Objective, RegressorOptions
@@ -75,18 +75,15 @@ class OutputLayout:
                 mappings[str(mapping)] = plain_attributes(dataset[mapping].attrs)
                 variables[-1][3].setdefault("grid_mapping", str(mapping))
             names += [str(each) for each in dataset[name].coords]
-        mesh = _mesh_of(dataset) if DESCRIPTION in dataset.coords else None
+        nodes = dataset[NODES].attrs["nodes"] if NODES in dataset.coords else None
         coordinates: dict[str, Described] = {}
         for name in dict.fromkeys(names):
             array = dataset[name]
             if source.axes.time in array.dims or array.dtype.kind not in "iufUSb" or name in mappings:
                 continue
-            if mesh is not None and (name in mesh[1] or name in ROW_COORDINATES):
+            if name == NODES or array.attrs.get("standard_name") in _OF_THE_TARGETS:
                 continue
-            if array.attrs.get("standard_name") in _OF_THE_TARGETS:
-                continue
-            dims = tuple(str(dim) for dim in array.dims)
-            coordinates[name] = (dims, np.asarray(array.values), plain_attributes(array.attrs))
+            coordinates[name] = _described(array)
         assert source.axes.time is not None
         time = source.axes.time_coordinate or source.axes.time
         first = next(iter(source.variable_axes))
@@ -98,7 +95,7 @@ class OutputLayout:
             source.orientations[first],
             plain_attributes(dataset.attrs),
             is_array,
-            mesh,
+            None if nodes is None else (nodes.dimension, {n: _described(each) for n, each in nodes.variables.items()}),
             None if source.labels is None else find_month_times(source.labels),
         )
 
@@ -139,12 +136,8 @@ class OutputLayout:
         return dataset if self.mesh is None else with_mesh(dataset, *self.mesh)
 
 
-def _mesh_of(row: Any) -> tuple[str, dict[str, Described]]:
-    variables = {
-        name: (tuple(map(str, variable.dims)), np.asarray(variable.values), plain_attributes(variable.attrs))
-        for name, variable in restored_variables(row).items()
-    }
-    return str(row[DESCRIPTION].attrs["dimension"]), variables
+def _described(array: Any) -> Described:
+    return tuple(map(str, array.dims)), np.asarray(array.values), plain_attributes(array.attrs)
 
 
 def plain_attributes(attributes: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from smoe.errors import DataError
 from smoe.gridded import HorizontalGrid
-from smoe.meshes import Mesh, MeshLayers, MeshNet, SummedMeshLayer, mesh_of_row
+from smoe.meshes import NODES, Mesh, MeshLayers, MeshNet, SummedMeshLayer, make_mesh
 from smoe.nn import SharedBatchNorm2d, SpatialMoE2d, convert
 from smoe.nn._filter_bank import LocalAffine
 from smoe.nn._gate import SpatialGate
@@ -141,13 +141,7 @@ def mesh_of_targets(dataset: Any, grid: HorizontalGrid, own_net: nn.Module | Non
         return None
     if isinstance(own_net, MeshNet):
         return own_net.mesh
-    mesh = mesh_of_row(dataset)
-    if mesh is None and own_net is None:
-        raise DataError(
-            "the fields have lost the connectivity of their mesh: give the whole file or data set, and choose "
-            "variables by input_variables and target_variables"
-        )
-    return mesh
+    return make_mesh(dataset[NODES].attrs["nodes"])
 
 
 def make_mesh_module(
