@@ -146,7 +146,7 @@ ZOO: dict[str, Entry] = {
     "r3d_18": vision("r3d_18", HEAD, shape=(2, 3, 4, 32, 32)),
     "r2plus1d_18": vision("r2plus1d_18", HEAD, shape=(2, 3, 4, 32, 32)),
     "maxvit_t": vision("maxvit_t", HEAD, POINT, shape=(1, 3, 224, 224)),
-    "inception_v3": vision("inception_v3", HEAD, POINT, shape=(2, 3, 96, 96), aux_logits=False, init_weights=False),
+    "inception_v3": vision("inception_v3", HEAD, POINT, shape=(2, 3, 128, 128), aux_logits=False, init_weights=False),
     "raft_small": flow(),
     "timm resnet10t": timm("resnet10t", HEAD),
     "timm convnextv2_atto": timm("convnextv2_atto", HEAD),
@@ -290,12 +290,11 @@ def outcome(net: nn.Module, plain: nn.Module, inputs: tuple[torch.Tensor, ...], 
         try:
             found = make(net)(*inputs)
         except Exception as error:
-            text = " ".join(str(error).split())[:80]
-            if "FactorizedTensor" in text:
-                return "no, tltorch's tensors are in its way"
-            with contextlib.suppress(Exception):
-                make(plain)(*inputs)
-                return f"no: {type(error).__name__}: {text}"
+            # tltorch's tensors are in the way of export where a module, here an embedding, has two names.
+            for other, found in ((smoe.freeze(net), "once frozen"), (plain, f"no: {' '.join(str(error).split())[:80]}")):
+                with contextlib.suppress(Exception):
+                    make(other)(*inputs)
+                    return found
             return "no, nor of the network as it was"
         assert difference(net(*inputs), found) <= 1e-4
     return "yes"
