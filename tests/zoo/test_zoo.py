@@ -291,7 +291,8 @@ def outcome(net: nn.Module, plain: nn.Module, inputs: tuple[torch.Tensor, ...], 
             found = make(net)(*inputs)
         except Exception as error:
             # tltorch's tensors are in the way of export where a module, here an embedding, has two names.
-            for other, found in ((smoe.freeze(net), "once frozen"), (plain, f"no: {' '.join(str(error).split())[:80]}")):
+            reason = " ".join(str(error).split())[:80]
+            for other, found in ((smoe.freeze(net), "once frozen"), (plain, f"no: {reason}")):
                 with contextlib.suppress(Exception):
                     make(other)(*inputs)
                     return found
