@@ -208,8 +208,8 @@ Direction = Literal["forward", "input_gradient", "weight_gradient"]
 
 # Kernels by what lies in their vector lanes.
 PIXEL, LIST, BATCH, FAMILY = "smoe_pixel", "smoe_list", "smoe_batch", "smoe_family"
-# By the joint choice of several families.
-JOINT = "smoe_joint"
+# By the joint choice of several families, and channels.
+JOINT, CHANNEL = "smoe_joint", "smoe_channel"
 _SMALLEST_BATCH: dict[Direction, int] = {"forward": 7, "input_gradient": 12, "weight_gradient": 6}
 
 
@@ -252,16 +252,20 @@ def make_problem(
     )
     is_tiny = taps * input[1] * routing[1] <= (64 if batch < 4 else 96)
     kernels: dict[Direction, list[str]] = {}
+    library = native_library()
+    has_wide_lanes = library is not None and library.instruction_set == "avx512"
     for direction, smallest_batch in _SMALLEST_BATCH.items():
         # In a bank with filters for each pixel, the list of pixels of an expert is too short.
-        lanes = LIST if weight[0] <= 8192 and (routing[1] < 4 or batch < smallest_batch) else BATCH
+        is_small = routing[1] < 4 or batch < smallest_batch or (has_wide_lanes and direction == "input_gradient")
+        lanes = LIST if is_small and weight[0] <= 8192 else BATCH
         kernels[direction] = [f"{PIXEL if is_tiny else lanes}_{direction}"]
-    library = native_library()
     if library is not None and not is_tiny:
         if library.has_family_lanes and suits_family_lanes(geometry):
             kernels["forward"].insert(0, f"{FAMILY}_forward")
-        for direction in joint_directions(geometry) if library.instruction_set != "portable" else ():
-            kernels[direction].insert(0, f"{JOINT}_{direction}")
+        if library.instruction_set != "portable" and suits_joint_lists(geometry):
+            kernels["weight_gradient"].insert(0, f"{JOINT}_weight_gradient")
+        if has_wide_lanes and suits_channel_lanes(geometry, library.has_family_lanes):
+            kernels["input_gradient"].insert(0, f"{CHANNEL}_input_gradient")
     return Problem(geometry, grid, kernels)
 
 
@@ -273,21 +277,24 @@ def suits_family_lanes(geometry: Geometry) -> bool:
     return geometry.experts == 2 * geometry.selected >= 2 * share * lanes
 
 
-def joint_directions(geometry: Geometry) -> list[Direction]:
-    """The gradients that are faster by lists of the joint choice of several families, if the routing has families."""
+def suits_joint_lists(geometry: Geometry) -> bool:
+    """Whether the weight gradient is faster by joint choices of several families, if the routing has families."""
     num_candidates, rest = divmod(geometry.experts, geometry.selected)
-    if rest or geometry.selected < 4:
-        return []
-    directions: list[Direction] = []
     # The lists of more candidates are short, and pay where other kernels are at their worst.
-    if num_candidates == 2 or (num_candidates in (3, 4) and 6 <= geometry.batch < 16):
-        directions.append("weight_gradient")
-    # Several samples share what other kernels load, and few channels do not repay the sorting. The kernel has a copy of
-    # the gradient of one plane.
-    is_plane = geometry.kernel_depth == 1 and geometry.channels * geometry.height * geometry.width <= 1 << 22
-    if num_candidates == 2 and geometry.batch == 1 and geometry.channels >= 48 and is_plane:
-        directions.append("input_gradient")
-    return directions
+    is_short = num_candidates in (3, 4) and 6 <= geometry.batch < 16
+    return rest == 0 and geometry.selected >= 4 and (num_candidates == 2 or is_short)
+
+
+def suits_channel_lanes(geometry: Geometry, has_family_lanes: bool) -> bool:
+    """Whether the input gradient is faster with channels in the lanes, if the routing has families."""
+    num_candidates, rest = divmod(geometry.experts, geometry.selected)
+    is_plane = geometry.kernel_depth == geometry.depth == 1
+    if rest or geometry.stride != 1 or geometry.kernel_width != 3 or not is_plane:
+        return False
+    # Several samples share what the lists load. Without blends, the weights of a pixel must be many.
+    if num_candidates == 2 and has_family_lanes and geometry.kernel_height == 3:
+        return geometry.batch <= 2 and geometry.channels >= 0.75 * 32 * -(-geometry.channels // 32)
+    return geometry.batch == 1 and 2 <= num_candidates <= 4 and geometry.channels >= 64
 
 
 def _run(

@@ -12,7 +12,17 @@ import pytest
 import torch
 
 from smoe.ops import routed_conv2d
-from smoe.ops._conv_kernels import BATCH, FAMILY, JOINT, LIST, PIXEL, conv_grid, dense_routed_conv, make_problem
+from smoe.ops._conv_kernels import (
+    BATCH,
+    CHANNEL,
+    FAMILY,
+    JOINT,
+    LIST,
+    PIXEL,
+    conv_grid,
+    dense_routed_conv,
+    make_problem,
+)
 from smoe.ops._operators import INSTRUCTION_SETS, NativeLibrary, _library_file, native_library, why_not
 
 if native_library() is None:
@@ -20,7 +30,7 @@ if native_library() is None:
 
 DIRECTIONS = ("forward", "input_gradient", "weight_gradient", "bias_gradient")
 # Of the kernels that serve families only.
-SERVED = {FAMILY: ("forward",), JOINT: ("weight_gradient", "input_gradient")}
+SERVED = {FAMILY: ("forward",), JOINT: ("weight_gradient",), CHANNEL: ("input_gradient",)}
 
 
 @dataclass(frozen=True)
@@ -103,8 +113,6 @@ def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[in
     for direction, truth, given in zip(DIRECTIONS, truths, arguments, strict=True):
         if direction not in SERVED.get(family, DIRECTIONS):
             continue
-        if family == JOINT and direction == "input_gradient" and len(case.kernel) == 3 and case.kernel[0] > 1:
-            continue  # planes only
         assert truth is not None
         results = []
         for threads in num_threads:
@@ -155,8 +163,18 @@ def test_joint_choices_of_families(instruction_set: str, num_candidates: int) ->
         check(library, JOINT, dataclasses.replace(case, X=num_candidates * case.E), (1, 8))
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("num_candidates", [1, 2, 3, 4])
+def test_channels_of_families(instruction_set: str, num_candidates: int) -> None:
+    library = open_build(instruction_set)
+    wide = [Case(1, 130, 0, 40, (50, 70)), Case(1, 64, 0, 9, (150, 400), (5, 3), 1, "none")]
+    for case in [*CORNERS, *random_planes(7, 40), *wide]:
+        shape = {"X": num_candidates * case.E, "kernel": (case.kernel[0], 3), "stride": 1}
+        check(library, CHANNEL, dataclasses.replace(case, **shape), (1, 8))
+
+
 @pytest.mark.parametrize("place", [0, 1000, 2 * 9 * 130 - 1])
-@pytest.mark.parametrize("kernel", [FAMILY, JOINT])
+@pytest.mark.parametrize("kernel", [FAMILY, JOINT, CHANNEL])
 def test_the_kernels_of_families_refuse_other_routings(kernel: str, place: int) -> None:
     library = open_build("avx512")
     input, weight = torch.randn(1, 3, 9, 260), torch.randn(4, 3, 3, 3, requires_grad=True)
@@ -164,7 +182,7 @@ def test_the_kernels_of_families_refuse_other_routings(kernel: str, place: int) 
     indices.view(-1)[place] = 3 if place < 9 * 260 else 1
     geometry = ctypes.byref(make_problem(input.shape, weight.shape, indices.shape, 1, "zeros", 1).geometry)
     error = torch.randn(1, 2, 9, 260)
-    given = {FAMILY: (input, weight, None), JOINT: (input, error)}[kernel]
+    given = {FAMILY: (input, weight, None), JOINT: (input, error), CHANNEL: (error, weight)}[kernel]
     assert not library.call(f"{kernel}_{SERVED[kernel][0]}", geometry, *given, indices, torch.zeros(2, 4, 9, 260))
     expected = dense_routed_conv(input, weight, indices)
     found = routed_conv2d(input, weight, indices, check_indices=False)

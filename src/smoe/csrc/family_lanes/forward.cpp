@@ -57,58 +57,83 @@ inline __attribute__((always_inline)) void add_tap(const Pixels& pixels, const f
 
 // The channels of a 3 x 3 kernel, whose second and third rows of the input lie `second` and `third` floats after the
 // first. In assembly, because the blends of a tap must all stand before its multiply-adds (in turns, they wait for each
-// other: 91 instead of 113 GF/s), and because GCC moves addresses and masks in and out of registers.
+// other on Zen 4: 91 instead of 113 GF/s), and because GCC moves addresses and masks in and out of registers. Taps add
+// to two sums by turns: six would wait for their own last multiply-add where two of them begin in a cycle. If the
+// pixels are neighbours (kRun), the 8 inputs of a kernel's row are loaded once for its 3 taps. The order of a sum is the
+// same either way.
 // clang-format off
-#define SMOE_BLEND(n, mask) "vblendmps %%zmm17, %%zmm16, %%zmm" #n "%{%%k" #mask "%}\n\t"
-#define SMOE_ADD(i, n, row, column) \
-    "vfmadd231ps 4*" #column "(%[" #row "],%[place" #i "],4)%{1to16%}, %%zmm" #n ", %%zmm" #i "\n\t"
-#define SMOE_TAP(number, row, column)                                                                           \
-    "vmovaps 128*" #number "(%[weights]), %%zmm16\n\t"                                                          \
-    "vmovaps 128*" #number "+64(%[weights]), %%zmm17\n\t"                                                       \
-    SMOE_BLEND(18, 1) SMOE_BLEND(19, 2) SMOE_BLEND(20, 3) SMOE_BLEND(21, 4) SMOE_BLEND(22, 5) SMOE_BLEND(23, 6) \
-    SMOE_ADD(0, 18, row, column) SMOE_ADD(1, 19, row, column) SMOE_ADD(2, 20, row, column)                      \
-    SMOE_ADD(3, 21, row, column) SMOE_ADD(4, 22, row, column) SMOE_ADD(5, 23, row, column)
+#define SMOE_BLEND(n, mask) "vblendmps %%zmm21, %%zmm20, %%zmm" #n "%{%%k" #mask "%}\n\t"
+#define SMOE_WEIGHTS(tap)                               \
+    "vmovaps 128*" #tap "(%[weights]), %%zmm20\n\t"     \
+    "vmovaps 128*" #tap "+64(%[weights]), %%zmm21\n\t"  \
+    SMOE_BLEND(22, 1) SMOE_BLEND(23, 2) SMOE_BLEND(24, 3) SMOE_BLEND(25, 4) SMOE_BLEND(26, 5) SMOE_BLEND(27, 6)
+#define SMOE_ADD(sum, n, x) "vfmadd231ps %%zmm" #x ", %%zmm" #n ", %%zmm" #sum "\n\t"
+#define SMOE_EVEN(tap, x0, x1, x2, x3, x4, x5) SMOE_WEIGHTS(tap)                                              \
+    SMOE_ADD(0, 22, x0) SMOE_ADD(1, 23, x1) SMOE_ADD(2, 24, x2) SMOE_ADD(3, 25, x3) SMOE_ADD(4, 26, x4) SMOE_ADD(5, 27, x5)
+#define SMOE_ODD(tap, x0, x1, x2, x3, x4, x5) SMOE_WEIGHTS(tap)                                               \
+    SMOE_ADD(6, 22, x0) SMOE_ADD(7, 23, x1) SMOE_ADD(8, 24, x2) SMOE_ADD(9, 25, x3) SMOE_ADD(10, 26, x4) SMOE_ADD(11, 27, x5)
+#define SMOE_INPUT(n, row, column) "vbroadcastss 4*" #column "(%[" #row "]), %%zmm" #n "\n\t"
+#define SMOE_RUN_ROW(FIRST, SECOND, tap0, tap1, tap2, row)                                                    \
+    SMOE_INPUT(12, row, 0) SMOE_INPUT(13, row, 1) SMOE_INPUT(14, row, 2) SMOE_INPUT(15, row, 3)               \
+    SMOE_INPUT(16, row, 4) SMOE_INPUT(17, row, 5) SMOE_INPUT(18, row, 6) SMOE_INPUT(19, row, 7)               \
+    FIRST(tap0, 12, 13, 14, 15, 16, 17) SECOND(tap1, 13, 14, 15, 16, 17, 18) FIRST(tap2, 14, 15, 16, 17, 18, 19)
+#define SMOE_FAR(sum, n, i, row, column) \
+    "vfmadd231ps 4*" #column "(%[" #row "],%[place" #i "],4)%{1to16%}, %%zmm" #n ", %%zmm" #sum "\n\t"
+#define SMOE_FAR_EVEN(tap, row, column) SMOE_WEIGHTS(tap)                                                     \
+    SMOE_FAR(0, 22, 0, row, column) SMOE_FAR(1, 23, 1, row, column) SMOE_FAR(2, 24, 2, row, column)           \
+    SMOE_FAR(3, 25, 3, row, column) SMOE_FAR(4, 26, 4, row, column) SMOE_FAR(5, 27, 5, row, column)
+#define SMOE_FAR_ODD(tap, row, column) SMOE_WEIGHTS(tap)                                                      \
+    SMOE_FAR(6, 22, 0, row, column) SMOE_FAR(7, 23, 1, row, column) SMOE_FAR(8, 24, 2, row, column)           \
+    SMOE_FAR(9, 25, 3, row, column) SMOE_FAR(10, 26, 4, row, column) SMOE_FAR(11, 27, 5, row, column)
+#define SMOE_FIRST_SUM(n) "vmovaps 64*" #n "(%[sums]), %%zmm" #n "\n\t"
+#define SMOE_LAST_SUM(n, other) \
+    "vaddps %%zmm" #other ", %%zmm" #n ", %%zmm" #n "\n\tvmovaps %%zmm" #n ", 64*" #n "(%[sums])\n\t"
+#define SMOE_NO_SUM(n) "vpxor %%xmm" #n ", %%xmm" #n ", %%xmm" #n "\n\t"
+#define SMOE_BEGIN                                                                                            \
+    "kmovw (%[masks]), %%k1\n\tkmovw 2(%[masks]), %%k2\n\tkmovw 4(%[masks]), %%k3\n\t"                        \
+    "kmovw 6(%[masks]), %%k4\n\tkmovw 8(%[masks]), %%k5\n\tkmovw 10(%[masks]), %%k6\n\t"                      \
+    SMOE_FIRST_SUM(0) SMOE_FIRST_SUM(1) SMOE_FIRST_SUM(2) SMOE_FIRST_SUM(3) SMOE_FIRST_SUM(4) SMOE_FIRST_SUM(5) \
+    SMOE_NO_SUM(6) SMOE_NO_SUM(7) SMOE_NO_SUM(8) SMOE_NO_SUM(9) SMOE_NO_SUM(10) SMOE_NO_SUM(11)               \
+    ".p2align 6\n1:\n\t"
+#define SMOE_END                                                                                              \
+    "add %[pitch], %[row0]\n\tadd %[pitch], %[row1]\n\tadd %[pitch], %[row2]\n\t"                             \
+    "add $128*9, %[weights]\n\tdec %[channels]\n\tjnz 1b\n\t"                                                 \
+    SMOE_LAST_SUM(0, 6) SMOE_LAST_SUM(1, 7) SMOE_LAST_SUM(2, 8)                                               \
+    SMOE_LAST_SUM(3, 9) SMOE_LAST_SUM(4, 10) SMOE_LAST_SUM(5, 11)
+#define SMOE_REGISTERS                                                                                        \
+    "cc", "memory", "k1", "k2", "k3", "k4", "k5", "k6", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5",       \
+    "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17",   \
+    "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27"
 
+template <bool kRun>
 inline void add_channels_3x3(const Pixels& pixels, const float* weights, int64_t channels, int64_t channel_pitch,
                              const float* input, int64_t second, int64_t third, float* sums) {
-    const float *row0 = input, *row1 = input + second, *row2 = input + third;
     const int64_t pitch = channel_pitch * static_cast<int64_t>(sizeof(float)), *places = pixels.places;
-    __asm__ volatile(
-        "kmovw (%[masks]), %%k1\n\t"
-        "kmovw 2(%[masks]), %%k2\n\t"
-        "kmovw 4(%[masks]), %%k3\n\t"
-        "kmovw 6(%[masks]), %%k4\n\t"
-        "kmovw 8(%[masks]), %%k5\n\t"
-        "kmovw 10(%[masks]), %%k6\n\t"
-        "vmovaps (%[sums]), %%zmm0\n\t"
-        "vmovaps 64(%[sums]), %%zmm1\n\t"
-        "vmovaps 128(%[sums]), %%zmm2\n\t"
-        "vmovaps 192(%[sums]), %%zmm3\n\t"
-        "vmovaps 256(%[sums]), %%zmm4\n\t"
-        "vmovaps 320(%[sums]), %%zmm5\n\t"
-        ".p2align 6\n"
-        "1:\n\t"
-        SMOE_TAP(0, row0, 0) SMOE_TAP(1, row0, 1) SMOE_TAP(2, row0, 2)
-        SMOE_TAP(3, row1, 0) SMOE_TAP(4, row1, 1) SMOE_TAP(5, row1, 2)
-        SMOE_TAP(6, row2, 0) SMOE_TAP(7, row2, 1) SMOE_TAP(8, row2, 2)
-        "add %[pitch], %[row0]\n\t"
-        "add %[pitch], %[row1]\n\t"
-        "add %[pitch], %[row2]\n\t"
-        "add $128*9, %[weights]\n\t"
-        "dec %[channels]\n\t"
-        "jnz 1b\n\t"
-        "vmovaps %%zmm0, (%[sums])\n\t"
-        "vmovaps %%zmm1, 64(%[sums])\n\t"
-        "vmovaps %%zmm2, 128(%[sums])\n\t"
-        "vmovaps %%zmm3, 192(%[sums])\n\t"
-        "vmovaps %%zmm4, 256(%[sums])\n\t"
-        "vmovaps %%zmm5, 320(%[sums])\n\t"
-        : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights), [channels] "+r"(channels)
-        : [place0] "r"(places[0]), [place1] "r"(places[1]), [place2] "r"(places[2]), [place3] "r"(places[3]),
-          [place4] "r"(places[4]), [place5] "r"(places[5]), [pitch] "m"(pitch), [masks] "r"(pixels.masks),
-          [sums] "r"(sums)
-        : "cc", "memory", "k1", "k2", "k3", "k4", "k5", "k6", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm16",
-          "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23");
+    if (kRun) input += places[0];
+    const float *row0 = input, *row1 = input + second, *row2 = input + third;
+    if (kRun) {
+        __asm__ volatile(
+            SMOE_BEGIN
+            SMOE_RUN_ROW(SMOE_EVEN, SMOE_ODD, 0, 1, 2, row0)
+            SMOE_RUN_ROW(SMOE_ODD, SMOE_EVEN, 3, 4, 5, row1)
+            SMOE_RUN_ROW(SMOE_EVEN, SMOE_ODD, 6, 7, 8, row2)
+            SMOE_END
+            : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights), [channels] "+r"(channels)
+            : [pitch] "r"(pitch), [masks] "r"(pixels.masks), [sums] "r"(sums)
+            : SMOE_REGISTERS);
+    } else {
+        __asm__ volatile(
+            SMOE_BEGIN
+            SMOE_FAR_EVEN(0, row0, 0) SMOE_FAR_ODD(1, row0, 1) SMOE_FAR_EVEN(2, row0, 2)
+            SMOE_FAR_ODD(3, row1, 0) SMOE_FAR_EVEN(4, row1, 1) SMOE_FAR_ODD(5, row1, 2)
+            SMOE_FAR_EVEN(6, row2, 0) SMOE_FAR_ODD(7, row2, 1) SMOE_FAR_EVEN(8, row2, 2)
+            SMOE_END
+            : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights), [channels] "+r"(channels)
+            : [place0] "r"(places[0]), [place1] "r"(places[1]), [place2] "r"(places[2]), [place3] "r"(places[3]),
+              [place4] "r"(places[4]), [place5] "r"(places[5]), [pitch] "m"(pitch), [masks] "r"(pixels.masks),
+              [sums] "r"(sums)
+            : SMOE_REGISTERS);
+    }
 }
 // clang-format on
 
@@ -327,7 +352,11 @@ class Forward {
     void add_channels(const Pixels& pixels, const float* weights, int64_t channels, int64_t channel_pitch,
                       const float* input, float* place) const {
         if (g_.kernel_width == 3 && g_.kernel_height == 3) {
-            add_channels_3x3(pixels, weights, channels, channel_pitch, input, kernel_rows_[1], kernel_rows_[2], place);
+            // Neighbours, since places ascend, but where the last pixel is repeated.
+            const int64_t *first = pixels.places, *last = first + kPixels - 1;
+            const bool is_run = *last - *first == kPixels - 1 && *last != last[-1];
+            const auto add = is_run ? add_channels_3x3<true> : add_channels_3x3<false>;
+            add(pixels, weights, channels, channel_pitch, input, kernel_rows_[1], kernel_rows_[2], place);
             return;
         }
         __m512 sums[kPixels];

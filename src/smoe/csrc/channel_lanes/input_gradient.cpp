@@ -1,0 +1,372 @@
+// dx = gradient of the routed convolution of a plane by its input, for families of equal size, stride 1, and filters of
+// three columns: expert K s + k is candidate k of slot s.
+//
+//   dx[b, c, q] = sum over s, t of weight[e, c, t] * g[b, s, p],  p = target(q, t),  e = indices[s, p]
+//
+//   lanes      channels of the input: the output gradient of a slot and pixel, and its expert, are those of all lanes
+//   registers  sums of 5 neighbouring pixels (3 with AVX2) in up to 4 vectors of channels; the gradients of a row that
+//              they meet are loaded once for three taps, and each weight serves one multiply-add, from L1; of two
+//              candidates, with AVX-512 on AMD, both weights serve 5 pixels, which blend them by masks
+//   L1         the weights of a block of slots, [slot][candidate][tap][channel], used by all pixels of a band
+//   L2         the padded gradients and choices of a band of rows, and its sums [pixel][channel]
+//
+// The padded rows of a band are one long row, so that pixels come in groups without ends; what is computed between two
+// rows is dropped. Loops: sample and band > block of channels > block of slots > 5 pixels. A unit of the first loop is
+// made by one thread; each gradient is summed in the order of slots and taps, whatever the bands and the threads.
+#include <new>
+#include <type_traits>
+
+#include "../expert_lists/packing.h"
+#include "../geometry.h"
+#include "../scratch.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace smoe {
+namespace channel_lanes {
+namespace {
+
+using expert_lists::ceil_divide;
+using expert_lists::round_up;
+
+constexpr int kPixels = kRegisterLanes == 16 ? 5 : 3;
+constexpr int kColumns = 3;
+constexpr int64_t kWeightBytes = 20 << 10;  // of a block of slots: a part of L1
+constexpr int64_t kBandFloats = 192 << 10;  // of a band: a part of L2
+
+inline Register load_register(const float* source) {
+    Register values;
+    std::memcpy(&values, source, sizeof(values));
+    return values;
+}
+
+inline void store_register(float* target, Register values) { std::memcpy(target, &values, sizeof(values)); }
+
+// What a group of pixels meets: gradients and choices [slot][row][column] of its first tap.
+template <typename Choice>
+struct Signal {
+    const float* gradients;
+    const Choice* choices;
+    int64_t slot_pitch, row_pitch;
+};
+
+// Adds what some slots say, by the weights of the chosen candidate: a choice is the number of floats before them.
+template <int kVectors>
+void add_slots(const Signal<int32_t>& signal, const float* weights, int64_t slots, int64_t rows, int64_t candidates,
+               float* place) {
+    constexpr int64_t kTap = kVectors * kRegisterLanes;
+    Register sums[kPixels][kVectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < kPixels; ++i) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[i][v] = load_register(place + i * kTap + v * kRegisterLanes);
+    }
+    for (int64_t slot = 0; slot < slots; ++slot, weights += candidates * rows * kColumns * kTap) {
+        for (int64_t row = 0; row < rows; ++row) {
+            const float* gradients = signal.gradients + slot * signal.slot_pitch + row * signal.row_pitch;
+            const int32_t* choices = signal.choices + slot * signal.slot_pitch + row * signal.row_pitch;
+#pragma GCC unroll 8
+            for (int i = 0; i < kPixels + kColumns - 1; ++i) {
+                const Register gradient = gradients[i] - Register{};
+                const float* taps = weights + row * kColumns * kTap + choices[i];
+#pragma GCC unroll 3
+                for (int t = 0; t < kColumns; ++t) {
+                    if (i < t || i - t >= kPixels) continue;
+#pragma GCC unroll 4
+                    for (int v = 0; v < kVectors; ++v) {
+                        sums[i - t][v] += gradient * load_register(taps + t * kTap + v * kRegisterLanes);
+                    }
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kPixels; ++i) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store_register(place + i * kTap + v * kRegisterLanes, sums[i][v]);
+    }
+}
+
+#if defined(__AVX512F__)
+// The same for two candidates and three rows, in two vectors of channels, by blends; a choice is a mask of all lanes or
+// of none. In assembly, because GCC moves masks and sums in and out of registers.
+// clang-format off
+#define SMOE_MEET(gradients, choices)                                                                           \
+    "kmovw 0" choices ", %%k1\n\tkmovw 2" choices ", %%k2\n\tkmovw 4" choices ", %%k3\n\t"                      \
+    "kmovw 6" choices ", %%k4\n\tkmovw 8" choices ", %%k5\n\tkmovw 10" choices ", %%k6\n\t"                     \
+    "kmovw 12" choices ", %%k7\n\t"                                                                             \
+    "vbroadcastss 0" gradients ", %%zmm10\n\tvbroadcastss 4" gradients ", %%zmm11\n\t"                          \
+    "vbroadcastss 8" gradients ", %%zmm12\n\tvbroadcastss 12" gradients ", %%zmm13\n\t"                         \
+    "vbroadcastss 16" gradients ", %%zmm14\n\tvbroadcastss 20" gradients ", %%zmm15\n\t"                        \
+    "vbroadcastss 24" gradients ", %%zmm16\n\t"
+#define SMOE_BLEND(n, even, odd, mask) "vblendmps %%zmm" #odd ", %%zmm" #even ", %%zmm" #n "%{%%k" #mask "%}\n\t"
+#define SMOE_ADD(sum, n, x) "vfmadd231ps %%zmm" #x ", %%zmm" #n ", %%zmm" #sum "\n\t"
+#define SMOE_TAP(tap, k0, k1, k2, k3, k4, x0, x1, x2, x3, x4)                                                   \
+    "vmovaps 128*" #tap "(%[weights]), %%zmm17\n\tvmovaps 128*" #tap "+1152(%[weights]), %%zmm18\n\t"           \
+    "vmovaps 128*" #tap "+64(%[weights]), %%zmm19\n\tvmovaps 128*" #tap "+1216(%[weights]), %%zmm20\n\t"        \
+    SMOE_BLEND(21, 17, 18, k0) SMOE_BLEND(22, 17, 18, k1) SMOE_BLEND(23, 17, 18, k2) SMOE_BLEND(24, 17, 18, k3) \
+    SMOE_BLEND(25, 17, 18, k4) SMOE_BLEND(26, 19, 20, k0) SMOE_BLEND(27, 19, 20, k1) SMOE_BLEND(28, 19, 20, k2) \
+    SMOE_BLEND(29, 19, 20, k3) SMOE_BLEND(30, 19, 20, k4)                                                       \
+    SMOE_ADD(0, 21, x0) SMOE_ADD(2, 22, x1) SMOE_ADD(4, 23, x2) SMOE_ADD(6, 24, x3) SMOE_ADD(8, 25, x4)         \
+    SMOE_ADD(1, 26, x0) SMOE_ADD(3, 27, x1) SMOE_ADD(5, 28, x2) SMOE_ADD(7, 29, x3) SMOE_ADD(9, 30, x4)
+#define SMOE_ROW(gradients, choices, tap0, tap1, tap2) SMOE_MEET(gradients, choices)                            \
+    SMOE_TAP(tap0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14) SMOE_TAP(tap1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 15)         \
+    SMOE_TAP(tap2, 3, 4, 5, 6, 7, 12, 13, 14, 15, 16)
+#define SMOE_LOAD(n) "vmovaps 64*" #n "(%[sums]), %%zmm" #n "\n\t"
+#define SMOE_STORE(n) "vmovaps %%zmm" #n ", 64*" #n "(%[sums])\n\t"
+#define SMOE_ALL(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9)
+
+void add_slots_3x3(const Signal<uint16_t>& signal, const float* weights, int64_t slots, float* sums) {
+    const float* gradients = signal.gradients;
+    const uint16_t* choices = signal.choices;
+    __asm__ volatile(
+        SMOE_ALL(SMOE_LOAD)
+        ".p2align 6\n1:\n\t"
+        SMOE_ROW("(%[gradients])", "(%[choices])", 0, 1, 2)
+        SMOE_ROW("(%[gradients],%[row],4)", "(%[choices],%[row],2)", 3, 4, 5)
+        SMOE_ROW("(%[gradients],%[row],8)", "(%[choices],%[row],4)", 6, 7, 8)
+        "lea (%[gradients],%[slot],4), %[gradients]\n\tlea (%[choices],%[slot],2), %[choices]\n\t"
+        "add $128*18, %[weights]\n\tdec %[slots]\n\tjnz 1b\n\t"
+        SMOE_ALL(SMOE_STORE)
+        : [gradients] "+r"(gradients), [choices] "+r"(choices), [weights] "+r"(weights), [slots] "+r"(slots)
+        : [row] "r"(signal.row_pitch), [slot] "r"(signal.slot_pitch), [sums] "r"(sums)
+        : "cc", "memory", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5",
+          "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17",
+          "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29",
+          "xmm30");
+}
+// clang-format on
+
+template <int kVectors>
+void add_slots(const Signal<uint16_t>& signal, const float* weights, int64_t slots, int64_t, int64_t, float* sums) {
+    if (kVectors == 2) add_slots_3x3(signal, weights, slots, sums);
+}
+#endif
+
+// Choice: of the two forms of add_slots().
+template <typename Choice>
+class InputGradient {
+    static constexpr bool kIsBlended = std::is_same<Choice, uint16_t>::value;
+
+ public:
+    InputGradient(const smoe_geometry& geometry, const float* g, const float* weight, const int32_t* indices, float* dx)
+        : g_(geometry),
+          gradient_(g),
+          weight_(weight),
+          indices_(indices),
+          dx_(dx),
+          candidates_(g_.experts / g_.selected),
+          taps_(g_.kernel_height * kColumns),
+          pitch_(g_.width + kColumns - 1),
+          left_(kColumns - 1 - g_.column_padding) {
+        const int64_t vectors = ceil_divide(g_.channels, kRegisterLanes);
+        vectors_ = kIsBlended ? 2 : ceil_divide(vectors, ceil_divide(vectors, 4));
+        tap_ = vectors_ * kRegisterLanes;
+        blocks_ = ceil_divide(g_.channels, tap_);
+        for (int64_t u = 0; u < pitch_; ++u) {
+            if (u < left_ || u >= left_ + g_.output_width) {
+                borders_.emplace_back(u, source(u, kColumns, g_.column_padding, g_.output_width, g_.wraps_columns));
+            }
+        }
+    }
+
+    // Returns false if an index is not one of its family's.
+    bool run() {
+        static thread_local Scratch weight_scratch, unit_scratch;
+        packed_weight_ = weight_scratch.floats(blocks_ * g_.experts * taps_ * tap_);
+#pragma omp parallel for num_threads(g_.threads) schedule(static)
+        for (int64_t expert = 0; expert < g_.experts; ++expert) pack_expert(expert);
+
+        const int64_t rows = rows_per_band(), bands = ceil_divide(g_.height, rows);
+        const int64_t sum_floats = round_up((rows * pitch_ + kPixels + kLanes) * tap_, kLanes);
+        const int64_t signal_floats = round_up(g_.selected * slot_pitch(rows), kLanes);
+        const int64_t choice_floats = round_up(g_.selected * slot_pitch(rows) * sizeof(Choice) / sizeof(float) + 1, kLanes);
+        const int64_t unit_floats = sum_floats + signal_floats + choice_floats;
+        float* units = unit_scratch.floats(g_.threads * unit_floats);
+        bool is_family = true;
+#pragma omp parallel for num_threads(g_.threads) schedule(dynamic) collapse(2) reduction(&& : is_family)
+        for (int64_t sample = 0; sample < g_.batch; ++sample) {
+            for (int64_t band = 0; band < bands; ++band) {
+                float* sums = units + expert_lists::thread_number() * unit_floats;
+                float* gradients = sums + sum_floats;
+                Choice* choices = reinterpret_cast<Choice*>(gradients + signal_floats);
+                const int64_t begin = band * rows, end = std::min(begin + rows, g_.height);
+                is_family = pack_signal(sample, begin, end, gradients, choices) && is_family;
+                make_band(sample, begin, end, sums, gradients, choices);
+            }
+        }
+        return is_family;
+    }
+
+ private:
+    // The output row or column at a padded one, or -1 - the nearest one where there is none.
+    static int64_t source(int64_t padded, int64_t taps, int64_t padding, int64_t size, int64_t wraps) {
+        int64_t place = padded - (taps - 1) + padding;
+        if (wraps) return place %= size, place < 0 ? place + size : place;
+        return place < 0 ? -1 : place >= size ? -size : place;
+    }
+
+    // Padded gradients of one slot in a band, and what the last group reads behind them.
+    int64_t slot_pitch(int64_t rows) const {
+        return round_up((rows + g_.kernel_height - 1) * pitch_ + kPixels + kColumns, kLanes);
+    }
+
+    int64_t rows_per_band() const {
+        const int64_t most = ceil_divide(g_.height, std::min(g_.height, ceil_divide(g_.threads, g_.batch)));
+        int64_t rows = most;
+        const auto floats = [&](int64_t count) { return slot_pitch(count) * g_.selected * 2 + count * pitch_ * tap_; };
+        while (rows > 1 && floats(rows) > kBandFloats) --rows;
+        return ceil_divide(most, ceil_divide(most, rows));
+    }
+
+    // Weights [block][slot][candidate][tap][channel], the last tap first: it reads the first padded gradient.
+    void pack_expert(int64_t expert) {
+        for (int64_t block = 0; block < blocks_; ++block) {
+            const int64_t first = block * tap_, count = std::min(tap_, g_.channels - first);
+            const float* filter = weight_ + (expert * g_.channels + first) * taps_;
+            float* target = packed_weight_ + (block * g_.experts + expert) * taps_ * tap_;
+            if (count < tap_) std::memset(target, 0, taps_ * tap_ * sizeof(float));
+            for (int64_t tap = 0; tap < taps_; ++tap) {
+                float* lanes = target + (taps_ - 1 - tap) * tap_;
+                for (int64_t c = 0; c < count; ++c) lanes[c] = filter[c * taps_ + tap];
+            }
+        }
+    }
+
+    Choice choice(uint32_t candidate) const {
+        if (kIsBlended) return static_cast<Choice>(candidate == 1 ? 0xffff : 0);
+        return static_cast<Choice>(candidate * taps_ * tap_);
+    }
+
+    // Beyond the border gradients are zero, and the choice is the nearest one: the zeros meet no other weight.
+    bool pack_signal(int64_t sample, int64_t begin, int64_t end, float* gradients, Choice* choices) const {
+        const int64_t plane = g_.output_height * g_.output_width, width = g_.output_width;
+        const int64_t rows = end - begin + g_.kernel_height - 1, pitch = slot_pitch(end - begin);
+        bool is_family = true;
+        for (int64_t slot = 0; slot < g_.selected; ++slot, gradients += pitch, choices += pitch) {
+            const uint32_t first = static_cast<uint32_t>(slot * candidates_), count = static_cast<uint32_t>(candidates_);
+            for (int64_t i = 0; i < rows; ++i) {
+                const int64_t row = source(begin + i, g_.kernel_height, g_.row_padding, g_.output_height, g_.wraps_rows);
+                const int64_t place = (row < 0 ? -1 - row : row) * width;
+                const float* signal = gradient_ + (sample * g_.selected + slot) * plane + place;
+                const int32_t* chosen = indices_ + slot * plane + place;
+                float* target = gradients + i * pitch_;
+                Choice* mask = choices + i * pitch_;
+                uint32_t others = 0;
+                for (int64_t x = 0; x < width; ++x) {
+                    const uint32_t candidate = static_cast<uint32_t>(chosen[x]) - first;
+                    others |= candidate >= count;
+                    mask[left_ + x] = choice(candidate < count ? candidate : 0);
+                }
+                is_family = is_family && others == 0;
+                if (row < 0) {
+                    std::memset(target, 0, pitch_ * sizeof(float));
+                } else {
+                    expert_lists::copy_floats(signal, width, target + left_);
+                }
+                for (const auto& [u, column] : borders_) {
+                    const int64_t nearest = column < 0 ? -1 - column : column;
+                    mask[u] = mask[left_ + nearest];
+                    target[u] = row < 0 || column < 0 ? 0.0f : signal[nearest];
+                }
+            }
+            std::memset(gradients + rows * pitch_, 0, (pitch - rows * pitch_) * sizeof(float));
+            std::memset(choices + rows * pitch_, 0, (pitch - rows * pitch_) * sizeof(Choice));
+        }
+        return is_family;
+    }
+
+    void make_band(int64_t sample, int64_t begin, int64_t end, float* sums, const float* gradients,
+                   const Choice* choices) const {
+        const int64_t pixels = (end - begin - 1) * pitch_ + g_.width, groups = ceil_divide(pixels, kPixels);
+        const int64_t pitch = slot_pitch(end - begin), slot_floats = candidates_ * taps_ * tap_;
+        const int64_t most = std::max<int64_t>(kWeightBytes / (slot_floats * sizeof(float)), 1);
+        const int64_t parts = ceil_divide(g_.selected, most);
+        constexpr void (*kAdd[])(const Signal<Choice>&, const float*, int64_t, int64_t, int64_t, float*) = {
+            add_slots<1>, add_slots<2>, add_slots<3>, add_slots<4>};
+        for (int64_t block = 0; block < blocks_; ++block) {
+            std::memset(sums, 0, groups * kPixels * tap_ * sizeof(float));
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t slot = g_.selected * part / parts, count = g_.selected * (part + 1) / parts - slot;
+                const float* weights = packed_weight_ + (block * g_.selected + slot) * slot_floats;
+                const float* ahead = weights + count * slot_floats;
+                const int64_t lines = round_up(ceil_divide(count * slot_floats, groups), kLanes);
+                for (int64_t group = 0; group < groups; ++group) {
+                    // On their way while this group is made: the weights of the next part.
+                    for (const float* stop = ahead + lines; ahead < stop; ahead += kLanes) {
+                        __builtin_prefetch(ahead, 0, 2);
+                    }
+                    const int64_t place = slot * pitch + group * kPixels;
+                    const Signal<Choice> signal{gradients + place, choices + place, pitch, pitch_};
+                    kAdd[vectors_ - 1](signal, weights, count, g_.kernel_height, candidates_,
+                                       sums + group * kPixels * tap_);
+                }
+            }
+            for (int64_t row = begin; row < end; ++row) write(sample, block, row, sums + (row - begin) * pitch_ * tap_);
+        }
+    }
+
+    void write(int64_t sample, int64_t block, int64_t row, const float* sums) const {
+        constexpr int64_t kSide = kRegisterLanes;
+        const int64_t plane = g_.height * g_.width;
+        for (int64_t v = 0; v < vectors_; ++v) {
+            const int64_t first = block * tap_ + v * kSide, channels = std::min(kSide, g_.channels - first);
+            if (channels <= 0) return;
+            float* target = dx_ + (sample * g_.channels + first) * plane + row * g_.width;
+            for (int64_t x = 0; x < g_.width; x += kSide) {
+                const float* values = sums + x * tap_ + v * kSide;
+                const int64_t count = std::min(kSide, g_.width - x);
+                if (channels == kSide && count == kSide) {
+                    expert_lists::transpose_square(values, tap_, target + x, plane);
+                    continue;
+                }
+                alignas(64) float turned[kSide * kSide];
+                expert_lists::transpose_square(values, tap_, turned, kSide);
+                for (int64_t c = 0; c < channels; ++c) {
+                    std::memcpy(target + c * plane + x, turned + c * kSide, count * sizeof(float));
+                }
+            }
+        }
+    }
+
+    const smoe_geometry g_;
+    const float *gradient_, *weight_;
+    const int32_t* indices_;
+    float* dx_;
+    const int64_t candidates_, taps_, pitch_, left_;    // floats of a padded row, and before its first pixel
+    int64_t vectors_, tap_, blocks_;                    // vectors and floats of a tap in a block of channels
+    std::vector<std::pair<int64_t, int64_t>> borders_;  // padded columns beyond the output, and their source()
+    float* packed_weight_ = nullptr;
+};
+
+template <typename Choice>
+int run(const smoe_geometry& geometry, const float* g, const float* weight, const int32_t* indices, float* dx) {
+    return InputGradient<Choice>(geometry, g, weight, indices, dx).run() ? 0 : 2;
+}
+
+}  // namespace
+}  // namespace channel_lanes
+}  // namespace smoe
+
+extern "C" int smoe_family_is_fast(void);
+
+// Returns 2 if the geometry or the routing is another than the first comment says; dx then holds nothing of use.
+extern "C" int smoe_channel_input_gradient(const smoe_geometry* geometry, const float* g, const float* weight,
+                                           const int32_t* indices, float* dx) {
+    using namespace smoe::channel_lanes;
+    const smoe_geometry& shape = *geometry;
+    if (shape.stride != 1 || shape.kernel_width != kColumns || shape.depth * shape.kernel_depth != 1) return 2;
+    if (shape.experts % shape.selected != 0) return 2;
+    try {
+#if defined(__AVX512F__)
+        if (shape.experts == 2 * shape.selected && shape.kernel_height == 3 && smoe_family_is_fast() == 0) {
+            return run<uint16_t>(shape, g, weight, indices, dx);
+        }
+#endif
+        return run<int32_t>(shape, g, weight, indices, dx);
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
