@@ -124,34 +124,26 @@ def from_text(text: str, kinds: dict[str, type[Any]], what: str) -> Any:
     Raises:
         ValueError: If the name or a field is unknown, or the text cannot be read.
     """
-    name, parenthesis, arguments = text.strip().partition("(")
-    name = name.strip().replace("-", "_")
+    name = text.strip().partition("(")[0].strip().replace("-", "_")
     if name not in kinds:
         raise ValueError(f"there is no {what} named {name!r}; {suggest(name, kinds)}")
-    kind = kinds[name]
-    if not parenthesis:
-        return kind()
+    kind, (_, parenthesis, arguments) = kinds[name], text.partition("(")
     try:
-        call = ast.parse(f"f({arguments}", mode="eval").body
+        call = ast.parse(f"f({arguments if parenthesis else ')'}", mode="eval").body
         assert isinstance(call, ast.Call)
         assert not call.args
-        values = {str(keyword.arg): _value(keyword.value, text) for keyword in call.keywords}
     except (SyntaxError, AssertionError) as error:
         raise ValueError(f"{what} {text!r} must be written as {name}(field=value, ...)") from error
-    known = [field.name for field in dataclasses.fields(kind)]
-    for field in values:
+    known, values = [field.name for field in dataclasses.fields(kind)], dict[str, Any]()
+    for field, part in ((str(keyword.arg), ast.unparse(keyword.value)) for keyword in call.keywords):
         if field not in known:
             raise ValueError(f"{what} {name!r} has no field {field!r}; {suggest(field, known)}")
+        try:
+            is_damping = part.partition("(")[0] == Damping.name
+            values[field] = resolve_damping(part) if is_damping else ast.literal_eval(part)
+        except ValueError as error:
+            raise ValueError(f"the values of {text!r} must be numbers, strings or None: {error}") from error
     return kind(**values)
-
-
-def _value(node: ast.expr, text: str) -> Any:
-    if ast.unparse(node).partition("(")[0] == Damping.name:
-        return from_text(ast.unparse(node), {Damping.name: Damping}, "damping")
-    try:
-        return ast.literal_eval(node)
-    except ValueError as error:
-        raise ValueError(f"the values of {text!r} must be numbers, strings or None") from error
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from torch.func import functional_call, grad, jacrev, jvp, stack_module_state, v
 
 import smoe
 from smoe.nn import GridConv2d
-from smoe.nn._batch_norm import _sum_over_processes
 from smoe.ops._operators import NativeLibrary, native_library
 from smoe_paper.baselines.layers import ConvGate, LocallyConnected2d
 
@@ -243,11 +242,3 @@ def test_a_gate_learns_from_the_parameters_that_functional_call_was_given():
     given = dict(other.named_parameters())
     found = torch.autograd.grad(_function(layer, (x,))(given, x), [*given.values()])
     assert all(map(torch.equal, found, expected))
-
-
-def test_batch_normalisation_of_several_processes_has_second_derivatives(monkeypatch):
-    # A second process with the same values doubles every sum.
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: values.data.mul_(2.0))
-    x = torch.tensor([3.0], requires_grad=True)
-    (slope,) = torch.autograd.grad(_sum_over_processes(x).pow(3).sum(), x, create_graph=True)
-    assert torch.autograd.grad(slope.sum(), x)[0].item() == 48 * 3.0

@@ -30,10 +30,9 @@ class TakeTurnsLearner(Learner):
 
     def __init__(self, rule: TakeTurns, layer: RoutedLayer) -> None:
         super().__init__(rule, layer, "num_passes")
-        gate = layer.gate
-        if gate.num_selected != 1 or gate.spatial_shape is None:
-            raise ValueError("taking turns needs a gate for a grid that selects one expert")
-        self.register_buffer("errors", torch.zeros(1, gate.num_experts, gate.spatial_shape[0] * gate.spatial_shape[1]))
+        if layer.gate.num_selected != 1:
+            raise ValueError("taking turns needs a gate that selects one expert")
+        self.register_buffer("errors", torch.zeros(1, layer.gate.num_experts, GRID[0] * GRID[1]))
 
     def output(self, step: Step) -> torch.Tensor:
         """The output of the expert whose turn it is."""
@@ -44,11 +43,7 @@ class TakeTurnsLearner(Learner):
 
 @dataclass(frozen=True)
 class TakeTurns(Rule):
-    """Every expert serves every pixel in turn; the scores follow the errors.
-
-    Attributes:
-        memory: Share of the past that a pass leaves in the errors.
-    """
+    """Every expert serves every pixel in turn; the errors leave a share `memory` of the past."""
 
     memory: float = 0.9
 
@@ -72,40 +67,34 @@ class _Turn(torch.autograd.Function):
         return error, scores + learner.errors / (learner.errors.mean() + 1e-30), None, None
 
 
-def make_layer(**options) -> smoe.SpatialMoE2d:
+def make_layer(num_steps: int) -> smoe.SpatialMoE2d:
+    """A layer trained on data whose left half is doubled and whose right half is negated."""
     torch.manual_seed(0)
-    return smoe.SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=GRID, order="score", rule=TakeTurns(), **options)
-
-
-def train(layer: smoe.SpatialMoE2d, num_steps: int) -> torch.Tensor:
-    """The left half doubles its input and the right half negates it; returns the routing."""
+    layer = smoe.SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=GRID, order="score", rule=TakeTurns())
     optimizer = torch.optim.SGD([layer.gate.get_parameter("scores")], lr=0.1)
-    factor = torch.tensor([2.0] * 3 + [-1.0] * 3)
     with torch.no_grad():
-        layer.weight.zero_()
-        layer.weight[:, 0, 1, 1] = torch.tensor([2.0, -1.0])
+        layer.weight.zero_()[:, 0, 1, 1] = torch.tensor([2.0, -1.0])
     for _ in range(num_steps):
         x = torch.randn(4, 1, *GRID)
         optimizer.zero_grad()
-        F.mse_loss(layer(x), factor * x).backward()
+        F.mse_loss(layer(x), torch.tensor([2.0] * 3 + [-1.0] * 3) * x).backward()
         optimizer.step()
-    return layer.routing().indices[0]
+    return layer
 
 
 def test_it_trains_a_layer() -> None:
-    layer = make_layer()
-    routing = train(layer, 40)
+    layer = make_layer(40)
+    routing = layer.routing().indices[0]
     assert (routing[:, :3] == 0).all() and (routing[:, 3:] == 1).all()
     assert layer._learner.counters["num_passes"] == 40
 
 
 def test_it_is_a_rule_like_the_others() -> None:
-    layer = make_layer()
-    train(layer, 3)
+    layer = make_layer(3)
     assert "rule='take_turns'" in repr(layer)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert twin.rule == TakeTurns() and twin._learner.counters == {"num_passes": 3}
-    resumed = make_layer()
+    resumed = make_layer(0)
     resumed.load_state_dict(layer.state_dict())
     assert resumed._learner.counters == {"num_passes": 3}
     for rule in ("rc", "end_to_end", "frozen"):
@@ -115,7 +104,8 @@ def test_it_is_a_rule_like_the_others() -> None:
         assert layer._learner.counters == {"num_passes": 0}
         other.load_state_dict(layer.state_dict())
         layer.load_state_dict(other.state_dict())
-        train(layer, 1)
+        layer(torch.randn(4, 1, *GRID)).sum().backward()
+        assert layer._learner.counters == {"num_passes": 1}
 
 
 def test_what_it_cannot_train_is_refused_and_the_old_rule_goes_on() -> None:

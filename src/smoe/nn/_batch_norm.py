@@ -17,15 +17,17 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         is_shared = self.training and distributed.is_available() and distributed.is_initialized()
         if not is_shared or distributed.get_world_size() == 1:
             return super().forward(input)
+        from torch.distributed.nn.functional import all_reduce
+
         # Statistics of half precision are taken in float32, as torch's own are.
         values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         size = values.new_full((1,), values.numel() // values.shape[1])
-        sums = _sum_over_processes(torch.cat([values.sum(dim=(0, 2, 3)), size]))
+        sums = all_reduce(torch.cat([values.sum(dim=(0, 2, 3)), size]))
         count = sums[-1].detach()
         mean = sums[:-1] / count
         centred = values - mean[:, None, None]
         # From the centred values, because a difference of two large numbers would lose digits.
-        variance = _sum_over_processes(centred.square().sum(dim=(0, 2, 3))) / count
+        variance = all_reduce(centred.square().sum(dim=(0, 2, 3))) / count
         self._note(mean.detach(), variance.detach() * (count / (count - 1)))
         scale = torch.rsqrt(variance + self.eps) * self.weight
         return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
@@ -40,23 +42,3 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
                     running.lerp_(value.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
                 else:
                     running.lerp_(value.to(running.dtype), self.momentum)
-
-
-def _sum_over_processes(values: torch.Tensor) -> torch.Tensor:
-    return _SumOverProcesses.apply(values)  # type: ignore[return-value]
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    """The sum of every process's values, on all of them; each contributes to every process's loss."""
-
-    @staticmethod
-    def forward(ctx, values):
-        del ctx
-        total = values.clone()
-        distributed.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        del ctx
-        return _sum_over_processes(grad_outputs[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -85,37 +86,6 @@ def test_prior_fades_with_its_strength():
     assert pushes == pytest.approx([pushes[2] / 4, pushes[2] / 2, pushes[2]], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("groups", "options", "message"),
-    [
-        (GROUPS, {"strength": -1.0}, "strength must not be negative, got -1.0"),
-        (GROUPS, {"num_experts": 2}, "3 groups need at least 3 experts, got 2"),
-        (GROUPS - 1, {}, "group numbers start at 0, got -1"),
-        (GROUPS.float(), {}, r"must lie in \[0, 1\], got \[0.0, 2.0\]; for group numbers give an integer map"),
-        (torch.full((2, 2), torch.nan), {}, "the map of fractions has 4 NaN"),
-    ],
-)
-def test_wrong_priors_are_refused(groups, options, message):
-    with pytest.raises(ValueError, match=message):
-        smoe.TensorGate.from_prior(groups, **{"num_experts": 3, "num_selected": 1, **options})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((3, 4, (2, 2)), {}, r"num_selected must be in \[1, 3\], got 4"),
-        ((3, 1, (2, -2)), {}, r"output grid, not \(2, -2\)"),
-        ((3, 1, (2, 2), 0), {}, "expert_channels must be at least 1, got 0"),
-        ((3, 1, (2, 2)), {"init": "normal"}, "init must be one of kaiming, paper, smooth, uniform, got 'normal'"),
-        ((3, 1, (2, 2)), {"correlation_length": 2.0}, "belongs to init='smooth', but init is 'kaiming'"),
-        ((3, 1, (2, 2)), {"init": "smooth", "correlation_length": -1.0}, "must be positive, got -1.0"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, options, message):
-    with pytest.raises(ValueError, match=message):
-        smoe.TensorGate(*arguments, **options)
-
-
 GRID = (6, 7)
 
 
@@ -153,28 +123,6 @@ def test_a_prior_decides_the_start() -> None:
         assert torch.equal(indices[slot], 2 * slot + groups)
 
 
-def test_gates_share_an_embedding() -> None:
-    first = FactorisedGate(4, 2, GRID)
-    second = FactorisedGate(9, 3, embedding=first.embedding, scale=10.0)
-    assert second.spatial_shape == GRID
-    with pytest.raises(ValueError, match=r"grid of \(6, 7\), but spatial_shape is \(3, 3\)"):
-        FactorisedGate(4, 2, (3, 3), embedding=first.embedding)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scale": 0.0}, "scale must be positive and finite, got 0.0"),
-        ({"rank": 0}, "rank must be"),
-        ({"init": "paper"}, "init must be one of uniform, kaiming, smooth, got 'paper'"),
-        ({"spatial_shape": None}, "give spatial_shape"),
-    ],
-)
-def test_wrong_numbers_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FactorisedGate(**{"num_experts": 4, "num_selected": 2, "spatial_shape": GRID, **options})
-
-
 @pytest.mark.parametrize("rule", ["straight_through", "frozen"])
 def test_passes_that_need_no_scores_select_the_same_without_them(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -196,13 +144,9 @@ def test_passes_that_need_no_scores_select_the_same_without_them(rule: str, monk
 REGION_MAP = torch.tensor([[0, 1, 1], [2, 0, 1]])
 
 
-def test_region_map_is_the_routing():
-    gate = smoe.FixedGate.from_region_map(REGION_MAP)
-    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate, rule=RC)
-    assert torch.equal(layer.routing().indices[0], REGION_MAP)
-
-
 def test_regions_share_out_more_experts():
+    gate = smoe.FixedGate.from_region_map(REGION_MAP)
+    assert torch.equal(smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate, rule=RC).routing().indices[0], REGION_MAP)
     gate = smoe.FixedGate.from_region_map(REGION_MAP, num_experts=7, num_selected=2)
     indices = smoe.SpatialMoE2d.from_experts(1, 7, 2, gate=gate, rule=RC).routing().indices
     # Shares of 7 experts for 3 regions: 0-2, 3-4, 5-6; of equal scores the lower number wins.
@@ -225,24 +169,6 @@ def test_does_not_learn_but_is_saved(make):
     assert torch.equal(gate_scores(other), before)
 
 
-def test_random_start_is_that_of_a_tensor_gate():
-    torch.manual_seed(0)
-    frozen = smoe.FixedGate.random(3, 1, (4, 5), init="paper")
-    torch.manual_seed(0)
-    assert torch.equal(frozen.scores, smoe.TensorGate(3, 1, (4, 5), init="paper").scores)
-
-
-def test_wrong_arguments():
-    with pytest.raises(ValueError, match=r"floating \(X, \*grid\), got torch.float32 of shape \(2,\)"):
-        smoe.FixedGate(torch.zeros(2), 1)
-    with pytest.raises(ValueError, match=r"floating .* got torch\.int64"):
-        smoe.FixedGate(torch.zeros(3, 2, 2, dtype=torch.int64), 1)
-    with pytest.raises(ValueError, match=r"a region map holds integers, got torch\.float32"):
-        smoe.FixedGate.from_region_map(REGION_MAP.float())
-    with pytest.raises(ValueError, match="3 regions share 3 experts, 1 at least for each, but num_selected is 2"):
-        smoe.FixedGate.from_region_map(REGION_MAP, num_selected=2)
-
-
 def correlation(fields: torch.Tensor, distance: int, dim: int) -> float:
     size = fields.shape[dim] - distance
     return float((fields.narrow(dim, 0, size) * fields.narrow(dim, distance, size)).mean() / fields.var(correction=0))
@@ -263,3 +189,46 @@ def test_width_is_periodic_and_height_is_not():
     fields = smooth_fields((256, 48, 48), 4.0)
     assert float((fields[:, :, 0] * fields[:, :, -1]).mean()) == pytest.approx(math.exp(-1 / 32), abs=0.1)
     assert float((fields[:, 0] * fields[:, -1]).mean()) == pytest.approx(0.0, abs=0.1)
+
+
+def prior(groups: torch.Tensor, num_experts: int = 3, strength: float = 2.0) -> smoe.TensorGate:
+    return smoe.TensorGate.from_prior(groups, num_experts, 1, strength)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: prior(GROUPS, strength=-1.0), "strength must not be negative, got -1.0"),
+        (lambda: prior(GROUPS, 2), "3 groups need at least 3 experts, got 2"),
+        (lambda: prior(GROUPS - 1), "group numbers start at 0, got -1"),
+        (lambda: prior(GROUPS.float()), r"in \[0, 1\], got \[0.0, 2.0\]; for group numbers give an integer map"),
+        (lambda: prior(torch.full((2, 2), torch.nan)), "the map of fractions has 4 NaN"),
+        (lambda: smoe.TensorGate(3, 4, (2, 2)), r"num_selected must be in \[1, 3\], got 4"),
+        (lambda: smoe.TensorGate(3, 1, (2, -2)), r"output grid, not \(2, -2\)"),
+        (lambda: smoe.TensorGate(3, 1, (2, 2), 0), "expert_channels must be at least 1, got 0"),
+        (
+            lambda: smoe.TensorGate(3, 1, (2, 2), init="normal"),  # type: ignore[arg-type]
+            "init must be one of kaiming, paper, smooth, uniform, got 'normal'",
+        ),
+        (lambda: smoe.TensorGate(3, 1, (2, 2), correlation_length=2.0), "belongs to init='smooth', but init is 'kaim"),
+        (lambda: smoe.TensorGate(3, 1, (2, 2), init="smooth", correlation_length=-1.0), "must be positive, got -1.0"),
+        (lambda: FactorisedGate(4, 2, GRID, scale=0.0), "scale must be positive and finite, got 0.0"),
+        (lambda: FactorisedGate(4, 2, GRID, rank=0), "rank must be"),
+        (lambda: FactorisedGate(4, 2, GRID, init="paper"), "init must be one of uniform, kaiming, smooth, got 'paper'"),
+        (lambda: FactorisedGate(4, 2), "give spatial_shape"),
+        (
+            lambda: FactorisedGate(4, 2, (3, 3), embedding=FactorisedGate(4, 2, GRID).embedding),
+            r"grid of \(6, 7\), but spatial_shape is \(3, 3\)",
+        ),
+        (lambda: smoe.FixedGate(torch.zeros(2), 1), r"floating \(X, \*grid\), got torch.float32 of shape \(2,\)"),
+        (lambda: smoe.FixedGate(torch.zeros(3, 2, 2, dtype=torch.int64), 1), r"floating .* got torch\.int64"),
+        (lambda: smoe.FixedGate.from_region_map(REGION_MAP.float()), r"holds integers, got torch\.float32"),
+        (
+            lambda: smoe.FixedGate.from_region_map(REGION_MAP, num_selected=2),
+            "3 regions share 3 experts, 1 at least for each, but num_selected is 2",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused(make: Callable[[], smoe.SpatialGate], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

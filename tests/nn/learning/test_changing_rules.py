@@ -63,19 +63,39 @@ def assert_same_state(actual: nn.Module, expected: nn.Module) -> None:
         assert torch.equal(states[0][name], value), name
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_state_dict_of_the_same_rule_resumes_exactly(rule: Rule, device: str) -> None:
-    """A net made on the meta device takes the tensors of the state_dict."""
-    net = make_net(rule)
+def loaded(net: nn.Sequential, device: str) -> nn.Sequential:
+    """Another net with the state of this one; made on the meta device, it takes the tensors of the state."""
     with torch.device(device):
-        other = make_net(rule, seed=5)
-    train(net, 5)
+        other = make_net(layers_of(net)[0].rule, seed=5)
     other.load_state_dict(copy.deepcopy(net.state_dict()), assign=device == "meta")
     assert not any(layer._signal.num_nonfinite.is_meta for layer in layers_of(other))
-    for each in (net, other):
-        train(each, 5, seed=2)
-    assert_same_state(other, net)
+    return other
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda net: pickle.loads(pickle.dumps(net)),
+    "state": lambda net: loaded(net, "cpu"),
+    "state on meta": lambda net: loaded(net, "meta"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_goes_on_alike_and_apart(rule: Rule, how: str) -> None:
+    net = make_net(rule)
+    train(net, 3)
+    twin = COPIES[how](net)
+    before = copy.deepcopy(net.state_dict())
+    train(twin, 5, seed=2)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    train(net, 5, seed=2)
+    assert_same_state(twin, net)
+    # The copied gate knows the copied learners.
+    set_rule(twin, "end_to_end")
+    assert twin[0].gate.get_parameter("scores").requires_grad
+    train(twin, 1)
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "apart"])
@@ -92,24 +112,6 @@ def test_a_rule_can_be_changed_between_epochs(first: Rule, second: Rule, is_shar
     for each in (net, fresh):
         train(each, 7, seed=2)
     assert_same_state(net, fresh)
-
-
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_a_copy_goes_on_alike_and_apart(rule: Rule, duplicate) -> None:
-    net = make_net(rule)
-    train(net, 3)
-    twin = duplicate(net)
-    before = copy.deepcopy(net.state_dict())
-    train(twin, 5, seed=2)
-    for name, value in net.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    train(net, 5, seed=2)
-    assert_same_state(twin, net)
-    # The copied gate knows the copied learners.
-    set_rule(twin, "end_to_end")
-    assert twin[0].gate.get_parameter("scores").requires_grad
-    train(twin, 1)
 
 
 def test_the_order_is_saved_and_another_is_refused() -> None:

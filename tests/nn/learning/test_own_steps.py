@@ -7,6 +7,7 @@ import gc
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -181,47 +182,23 @@ def test_scale_of_the_loss_does_not_matter(factor: float) -> None:
     assert_same(*paths, rtol=1e-3, atol=1e-5)
 
 
-def test_clipping_does_not_see_the_gate() -> None:
-    net = make_net()
-    loss_of(net).backward()
-    norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
-    own = torch.stack([p.grad.square().sum() for p in net.parameters()]).sum().sqrt()  # type: ignore[union-attr]
-    assert own == pytest.approx(1e-3, rel=1e-2) and norm < 10.0
-    torch.optim.SGD(net.parameters(), 0.0).step()
-    expected = make_net()
-    train(expected, torch.optim.SGD(expected.parameters(), 0.0), steps=1)
-    assert_same(numbers(net), numbers(expected))
-
-
-def test_accumulation_is_one_large_batch() -> None:
-    whole, parts = make_net(), make_net()
-    for net, pieces in ((whole, 1), (parts, 2)):
+@pytest.mark.parametrize("loop", ["in halves", "recomputed", "recomputed, reentrant"])
+def test_loops_that_take_the_steps_of_a_plain_one(loop: str) -> None:
+    plain, other = make_net(), make_net()
+    for net in (plain, other):
         net(data(0)[0])  # the first pass sets the mean input
         optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
         for step in range(4):
             optimizer.zero_grad()
             x, y = data(step)
-            for piece, target in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
-                ((net(piece) - target).square().mean() / pieces).backward()
+            pieces = 2 if net is other and loop == "in halves" else 1
+            for part, target in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
+                run = partial(checkpoint, net, use_reentrant="reentrant" in loop) if "recomputed" in loop else net
+                output = (net if net is plain else run)(part.requires_grad_())
+                ((output - target).square().mean() / pieces).backward()  # type: ignore[union-attr]
             optimizer.step()
-    assert_same(numbers(parts), numbers(whole), rtol=1e-3, atol=1e-5)
-    assert_same(dict(parts.named_parameters()), dict(whole.named_parameters()), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputed_activations_change_nothing(reentrant: bool) -> None:
-    plain, saved = make_net(), make_net()
-    for net in (plain, saved):
-        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-        for step in range(3):
-            optimizer.zero_grad()
-            x, y = data(step)
-            x.requires_grad_()
-            output = net(x) if net is plain else checkpoint(net, x, use_reentrant=reentrant)
-            (output - y).square().mean().backward()  # type: ignore[union-attr]
-            optimizer.step()
-    assert_same(numbers(saved), numbers(plain))
-    assert_same(dict(saved.named_parameters()), dict(plain.named_parameters()))
+    assert_same(numbers(other), numbers(plain), rtol=1e-3, atol=1e-5)
+    assert_same(dict(other.named_parameters()), dict(plain.named_parameters()), rtol=1e-3, atol=1e-5)
 
 
 def test_a_skipped_step_leaves_nothing_behind() -> None:
@@ -354,13 +331,12 @@ def test_a_copy_goes_on_exactly(copied: str) -> None:
     assert len(_modules) <= num_registered - 3
 
 
-def test_state_dict_holds_no_number_twice_and_no_gradient(tmp_path: object) -> None:
-    net = make_net()
+def test_state_dict_holds_no_number_twice_and_no_gradient() -> None:
+    net, fresh = make_net(), make_net(seed=3)
     loss_of(net).backward()
     state = net.state_dict()
     assert not any(value.requires_grad for value in state.values())
     assert "0.gate.embedding.values" in state and "2.gate.embedding.values" not in state
-    fresh = make_net(seed=3)
     fresh.load_state_dict(state, assign=True)
     train(fresh, torch.optim.SGD(fresh.parameters(), 0.1), steps=1)
     assert int(fresh[0].gate.steps.num_steps) == 1
