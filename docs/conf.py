@@ -133,7 +133,7 @@ def _escape(text: str) -> str:
 
 
 # Folders of stored tables in the order of the page of results.
-_RESULTS = ("heat", "heat-mesh", "weather", "ens10", "images", "bench", "gpu")
+_RESULTS = ("heat", "heat-mesh", "weather", "ens10", "images", "imagenet", "bench", "gpu")
 
 
 def list_results(app: Any, docname: str, source: list[str]) -> None:
@@ -144,7 +144,8 @@ def list_results(app: Any, docname: str, source: list[str]) -> None:
     if docname != "docs/results":
         return
     root = Path(__file__).parents[1] / "paper" / "results"
-    paths = sorted(root.glob("*/*.md"), key=lambda path: (_RESULTS.index(path.parent.name), path.name))
+    paths = [path for path in root.glob("*/*.md") if path.name != "notes.md"]
+    paths.sort(key=lambda path: (_RESULTS.index(path.parent.name), path.name))
     titles = [path.read_text().partition("\n")[0].removeprefix("# ").replace("|", "\\|") for path in paths]
     rows = ["| of | table | made by |", "|---|---|---|"]
     for path, title in zip(paths, titles, strict=True):
