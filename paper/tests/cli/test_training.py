@@ -105,13 +105,11 @@ def test_a_moved_run_is_evaluated(
     shutil.copytree(whole, run)
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    assert main(["evaluate", "elsewhere/moved", "--data.cache-dir", str(tmp_path / "frames")]) == 0
+    assert main(["evaluate", "elsewhere/moved"]) == 0
     output = capsys.readouterr()
     assert "heat/smoe, test split" in output.out and "simulating 1 runs" in output.err
-    # The data were kept where they were told to be, and are found there.
-    assert main(["evaluate", str(run), "--json", "--data.cache-dir", str(tmp_path / "frames")]) == 0
-    output = capsys.readouterr()
-    assert json.loads(output.out)["mse"] > 0.0 and "simulating" not in output.err
+    assert main(["evaluate", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mse"] > 0.0
     assert "did you mean test?" in complaint(capsys, "evaluate", str(run), "--split", "tset")
     assert "did you mean --checkpoint?" in complaint(capsys, "evaluate", str(run), "--chekpoint", "last")
 

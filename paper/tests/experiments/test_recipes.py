@@ -38,7 +38,7 @@ def changed(path: str, value: Any, name: str = "heat/smoe") -> dict[str, Any]:
         ("seed", True, "seed must be a whole number, got True"),
         ("optimizer.lr", "fast", "optimizer.lr must be a number, got 'fast'"),
         ("optimizer.lr", 10**400, "optimizer.lr must be a number, got 1000+[.][.][.]$"),
-        ("data.cache_dir", ["x" * 10_000], r"data.cache_dir must be a path or null, got \['x{95}[.][.][.]$"),
+        ("loss", ["x" * 10_000], r"loss must be one of 'mse', 'mae', got \['x{95}[.][.][.]$"),
         ("data.spatial_shape", [64], "data.spatial_shape must have 2 values, got 1"),
         ("data.spatial_shape", 64, "data.spatial_shape must be a list, got 64"),
         ("data.diffusivities", [0.1, "x"], r"data.diffusivities\[1\] must be a number, got 'x'"),

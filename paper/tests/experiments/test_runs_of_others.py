@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import typing
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from smoe._plain import classes_of, is_path, type_hints
 from smoe.cli.main import main
 from smoe.training.run_directory import RunDirectory, RunError
 from smoe_paper.experiments.experiment import all_experiments, all_recipes
-from smoe_paper.experiments.runs import data_paths, open_run, outside_paths, read_recipe, train, with_data
-from smoe_paper.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe_paper.experiments.runs import data_paths, outside_paths, read_recipe, train, with_data
+from smoe_paper.weather.recipes import WeatherData, WeatherRecipe
 from tiny_weather import make_store, tiny_recipe
 
 
@@ -95,10 +95,10 @@ def test_what_is_outside(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path / "here")
     Path("run/ring").symlink_to("ring")
     Path("run/link").symlink_to(tmp_path / "other")
-    recipe = HeatRecipe(data=HeatDiffusion(cache_dir=Path(place)))
-    assert [*outside_paths(recipe, RunDirectory("run"))] == ["cache_dir"]
+    recipe = WeatherRecipe(data=WeatherData(store=Path(place)))
+    assert [*outside_paths(recipe, RunDirectory("run"))] == ["store"]
     for inside in ("run/../run/frames", "frames", str(tmp_path / "here" / "x")):
-        assert not outside_paths(with_data(recipe, {"cache_dir": Path(inside)}), RunDirectory("run"))
+        assert not outside_paths(with_data(recipe, {"store": Path(inside)}), RunDirectory("run"))
 
 
 def _fields(kind: type[Any], prefix: str = "") -> dict[str, Any]:
@@ -150,42 +150,3 @@ def test_a_wrong_entry_is_refused_in_one_line_with_the_file(
         assert main([*command, str(tmp_path / "run")]) in (1, 2)
         error = capsys.readouterr().err
         assert "recipe.json: " in error and error.count("\n") == 1
-
-
-def test_a_run_of_others_writes_only_where_it_is_asked_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from smoe_paper.experiments.runs import train
-    from smoe_paper.heat.recipes import HeatDiffusion, HeatRecipe
-
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    small = HeatDiffusion((8, 8), num_steps=3, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
-    recipe = HeatRecipe(data=small)
-    recipe = replace(recipe, training=replace(recipe.training, max_epochs=1, batch_size=2, device="cpu"))
-    train("heat/smoe", recipe, tmp_path / "run", notify=lambda _: None)
-    content = json.loads((tmp_path / "run" / "recipe.json").read_text())
-    elsewhere = tmp_path / "elsewhere"
-
-    content["recipe"]["data"]["cache_dir"] = str(elsewhere)
-    (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
-    open_run(tmp_path / "run", splits=("test",), notify=lambda _: None)
-    assert not elsewhere.exists()
-    open_run(tmp_path / "run", splits=("test",), notify=lambda _: None, data={"cache_dir": elsewhere})
-    assert len(list(elsewhere.iterdir())) == 1
-
-    # The run directory itself is a place for it, and a way out of it is none.
-    for place, is_used in (("run/frames", True), ("run/../out", False)):
-        content["recipe"]["data"]["cache_dir"] = str(tmp_path / place)
-        (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
-        open_run(tmp_path / "run", splits=("test",), notify=lambda _: None)
-        assert (tmp_path / place).exists() == is_used
-
-    content["recipe"]["data"]["cache_dir"] = str(tmp_path / "theirs")
-    (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
-    resume = ["train", "--resume", str(tmp_path / "run"), "--training.max-epochs", "2"]
-    assert main(resume) == 0
-    assert "theirs', which is outside the run and the working directory" in capsys.readouterr().err
-    assert not (tmp_path / "theirs").exists()
-    assert main([*resume[:-1], "3", "--data.cache-dir", str(tmp_path / "ours")]) == 0
-    assert (tmp_path / "ours").is_dir()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from smoe_paper.heat.data import (
     diffusion_stencil,
     draw_initial_states,
     grow_region_map,
-    keep_frames,
     simulate_heat,
 )
 
@@ -137,25 +134,3 @@ def test_pairs_are_consecutive_frames_of_one_run() -> None:
     for index in (-1, 12):
         with pytest.raises(IndexError, match=rf"\[0, 11\], got {index}"):
             pairs.__getitems__([0, index])
-
-
-def test_frames_are_kept_in_files(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    def simulate() -> np.ndarray:
-        calls.append(1)
-        return make_frames()
-
-    for _ in range(2):
-        loaded = keep_frames(tmp_path / "new", "heat", {"seed": 1}, SHAPE, simulate)
-        np.testing.assert_array_equal(loaded, make_frames())
-        loaded[:] = 0
-    keep_frames(tmp_path / "new", "heat", {"seed": 2}, SHAPE, simulate)
-    assert len(calls) == 2 and keep_frames(None, "heat", {}, SHAPE, simulate).sum() > 0
-    path = next((tmp_path / "new").iterdir())
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="delete the file"):
-        [keep_frames(tmp_path / "new", "heat", {"seed": seed}, SHAPE, simulate) for seed in (1, 2)]
-    np.save(path, make_frames(5))
-    with pytest.raises(ValueError, match=r"are float32 of \(3, 6, 3, 5\), expected \(3, 5, 3, 5\); delete the file"):
-        [keep_frames(tmp_path / "new", "heat", {"seed": seed}, SHAPE, simulate) for seed in (1, 2)]

@@ -82,19 +82,13 @@ def tiny(recipe):
     ("name", "model"),
     [("line", MeshMoEModel()), ("healpix", MeshMoEModel()), ("icosphere", MeshMoEModel()), ("icosphere", PlainModel())],
 )
-def test_models_step(name, model, tmp_path):
-    recipe = tiny(mesh_recipe(name, model))
-    recipe = replace(recipe, data=replace(recipe.data, cache_dir=tmp_path))
-    messages: list[str] = []
-    task = build_task(recipe, notify=messages.append)
+def test_models_step(name, model):
+    task = build_task(tiny(mesh_recipe(name, model)), notify=lambda _: None)
     input, target = task.splits["train"].__getitems__([0, 5])  # type: ignore[attr-defined]
     output = task.model(input)
     assert output.shape == target.shape == (2, 1, *make_domain(name).spatial_shape)
     task.loss(output, target).backward()
     task.optimizer.step()
-    again: list[str] = []
-    build_task(recipe, notify=again.append)
-    assert len(messages) == 3 and not again
 
 
 @pytest.mark.filterwarnings("ignore")

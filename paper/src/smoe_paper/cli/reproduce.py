@@ -53,7 +53,7 @@ class Reproduce:
     rows: str = ""  # Train only rows with this label, or with a cell of this text; the tables show all.
     # Folder of the tables, the figures and the results of the runs; paper/results/EXPERIMENT if not given.
     output_dir: Path | None = None
-    runs_dir: Path = Path("runs/reproduce")  # Folder of unfinished runs and of simulated data.
+    runs_dir: Path = Path("runs/reproduce")  # Folder of unfinished runs.
     # Place of the data: a weather store, a folder of stores of ensembles, or a folder of images.
     store: Path | None = None
     # Train and write nothing; print the tables and the runs that are missing.
@@ -120,8 +120,8 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     except ValueError as error:
         raise UsageError(str(error)) from None
     output_dir = options.output_dir or RESULTS / experiment.name
-    data = options.store or (options.runs_dir / "data" if experiment.is_simulated else experiment.data_folder)
-    if data is None and not options.dry_run:
+    data = options.store or experiment.data_folder
+    if data is None and experiment.tables.data_field and not options.dry_run:
         remedy = experiment.data_remedy or f"smoe data prepare {experiment.name} makes a store"
         raise UsageError(f"--store: where are the data of {experiment.name}? {remedy}")
 

@@ -29,8 +29,8 @@ def run_evaluate(args: list[str]) -> int:
         sys.stdout.write(
             f"usage: smoe evaluate RUN [--split NAME] [--checkpoint best|last] [--json] [--data.NAME PATH]\n\n"
             f"{EvaluateOptions.__doc__}\n"
-            "--data.store, --data.root or --data.cache-dir names data that were moved, or lie outside the run and the\n"
-            "working directory. `smoe evaluate RUN --help` lists every option.\n"
+            "--data.store or --data.root names data that were moved, or lie outside the run and the working\n"
+            "directory. `smoe evaluate RUN --help` lists every option.\n"
         )
         return 0 if args else 2
     if args[0].startswith("-"):
@@ -66,7 +66,6 @@ class RunPlaces(FitPlaces):
 
     store: Path | None = None  # Store of weather or ensemble fields.
     root: Path | None = None  # Folder of images.
-    cache_dir: Path | None = None  # Folder of simulated data.
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def run_report(args: list[str]) -> int:
 
     from smoe_paper.experiments.read_run import ReadOptions, read_run
 
-    moved = {place: getattr(options.data, place) for place in ("store", "root", "cache_dir")}
+    moved = {place: getattr(options.data, place) for place in ("store", "root")}
     reading = ReadOptions(
         split=None if options.without_data else options.split,
         checkpoint=options.checkpoint,

@@ -56,7 +56,7 @@ def run(args: list[str]) -> int:
 
 def _resume(path: Path, args: list[str]) -> int:
     from smoe.training.run_directory import RunDirectory
-    from smoe_paper.experiments.runs import CACHE, check_paths, data_paths, outside_paths, read_recipe, with_data
+    from smoe_paper.experiments.runs import check_paths, data_paths, outside_paths, read_recipe, with_data
 
     directory = RunDirectory(path)
     name, stored = read_recipe(directory)
@@ -64,11 +64,6 @@ def _resume(path: Path, args: list[str]) -> int:
     # Paths that are not the recipe's to choose have no value: those that have none afterwards were not given.
     options = parse_recipe(with_data(stored, dict.fromkeys(outside)), args, prog=f"smoe train --resume {path}")
     not_given = {key: at for key, at in outside.items() if data_paths(options.recipe)[key] is None}
-    if not_given.pop(CACHE, None) is not None:
-        sys.stderr.write(
-            f"simulated data are not kept in {str(outside[CACHE])!r}, which is outside the run and the working "
-            "directory; give --data.cache-dir to keep them there\n"
-        )
     check_paths(directory, not_given)
     return _train(name, replace(options, resume=True), path)
 

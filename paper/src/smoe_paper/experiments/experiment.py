@@ -65,8 +65,7 @@ class Experiment:
     published_results: ClassVar[Mapping[str, PublishedResult]] = {}  # of the paper, by the names of recipes
     tables: ClassVar[TableSet]
     builds_without_data: ClassVar[bool] = False  # whether `build` without splits opens no path of the recipe's data
-    is_simulated: ClassVar[bool] = False  # whether the data are simulated where they are needed, beside the runs
-    data_folder: ClassVar[Path | None] = None  # of other data if the user names none; None if they have to
+    data_folder: ClassVar[Path | None] = None  # of the data if the user names none; None if they have to
     data_remedy: ClassVar[str] = ""  # what to do where no data are named; empty for `smoe data prepare NAME`
 
     def find(self, function: str) -> Callable[..., Any] | None:

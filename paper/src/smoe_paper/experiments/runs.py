@@ -50,9 +50,6 @@ from smoe_paper.experiments.stored_runs import DATA_PLACES, RunKey, RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale, TableSet
 from smoe_paper.experiments.task import OpenRun, count_parameters
 
-CACHE = "cache_dir"
-"""Folder that keeps simulated data: without it they are simulated again, and nothing is refused."""
-
 CheckpointName = Literal["best", "last"]
 
 
@@ -135,7 +132,7 @@ def open_run(
 
     Args:
         data: Fields of the recipe's data to replace, such as `store`: a path that its recipe.json names is used if it
-            lies inside the run or the working directory; a `cache_dir` elsewhere is ignored.
+            lies inside the run or the working directory.
 
     Example:
         >>> run = open_run("runs/weather-smoe-0", data={"store": "stores/era5"})  # doctest: +SKIP
@@ -144,8 +141,6 @@ def open_run(
     directory, data = RunDirectory(path), dict(data or {})
     name, recipe = read_recipe(directory)
     experiment, outside = experiment_of(recipe), outside_paths(recipe, directory)
-    if outside.pop(CACHE, None) is not None:
-        data.setdefault(CACHE, None)
     needs_data = bool(splits) or not experiment.builds_without_data
     check_paths(directory, {name: path for name, path in outside.items() if needs_data and name not in data})
     types = data_paths(recipe)

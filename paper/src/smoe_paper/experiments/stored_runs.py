@@ -12,7 +12,7 @@ from smoe.training import write_atomically
 from smoe_paper.experiments.recipe import Recipe
 
 # Fields that hold where data are kept on somebody's machine.
-DATA_PLACES = ("cache_dir", "store", "pretrain_store", "root")
+DATA_PLACES = ("store", "pretrain_store", "root")
 
 # Fields that change where and how fast a run computes, but not what it computes.
 WITHOUT_EFFECT = frozenset({*DATA_PLACES, "device", "num_threads", "num_workers", "evaluation_batch_size"})

@@ -115,11 +115,13 @@ class TableSet:
     metric_text: str
     tables: tuple[ResultTable, ...]
     scales: tuple[Scale, ...]
-    data_field: str
+    data_field: str = ""  # of a recipe's data that names their place; empty if they are simulated
     # Place of a recipe's data in the folder that a user names; that folder itself if not given.
     data_folder: Callable[[Any, Path], Path] | None = None
 
     def with_data(self, recipe: Recipe, path: Path) -> Recipe:
+        if not self.data_field:
+            return recipe
         path = path if self.data_folder is None else self.data_folder(recipe.data, path)
         return replace(recipe, data=replace(recipe.data, **{self.data_field: path}))
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from smoe.training import to_plain, write_atomically
 from smoe_paper.experiments.experiment import Notify
 from smoe_paper.experiments.task import BatchedSamples
 from smoe_paper.heat.recipes import HeatDiffusion
@@ -145,43 +140,9 @@ def make_region_map(data: HeatDiffusion) -> np.ndarray:
 
 
 def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
-    """Simulates a split, or opens the frames that an earlier run stored in `cache_dir`."""
-    num_runs, seed = getattr(data, f"num_{split}_runs"), getattr(data, f"{split}_seed")
-    content = {
-        "diffusivities": to_plain(data.diffusivities),
-        "num_steps": data.num_steps,
-        "num_runs": num_runs,
-        "seed": seed,
-        "region_map": hashlib.sha256(region_map.tobytes()).hexdigest(),
-    }
-
-    def simulate() -> np.ndarray:
-        notify(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
-        initial_states = draw_initial_states(region_map, num_runs, seed)
-        return simulate_heat(initial_states, region_map, data.diffusivities, data.num_steps)
-
-    shape = (num_runs, data.num_steps + 1, *region_map.shape)
-    frames = keep_frames(data.cache_dir, f"heat-{split}", content, shape, simulate)
+    """Simulates a split."""
+    num_runs = getattr(data, f"num_{split}_runs")
+    notify(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
+    states = draw_initial_states(region_map, num_runs, getattr(data, f"{split}_seed"))
+    frames = simulate_heat(states, region_map, data.diffusivities, data.num_steps)
     return HeatPairs(frames if data.unit == 1.0 else frames * np.float32(data.unit))
-
-
-def keep_frames(
-    folder: Path | None, name: str, content: Any, shape: tuple[int, ...], simulate: Callable[[], np.ndarray]
-) -> np.ndarray:
-    """The frames that an earlier run stored in a folder for the same content, or else simulated and stored there."""
-    if folder is None:
-        return simulate()
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-    path = folder / f"{name}-{digest}.npy"
-    if path.exists():
-        try:
-            # Mapped copies: writing to them never reaches the file.
-            frames = np.load(path, mmap_mode="c", allow_pickle=False)
-        except ValueError as error:
-            raise ValueError(f"frames {path} cannot be read ({error}); delete the file") from error
-        if frames.shape != shape or frames.dtype != np.float32:
-            raise ValueError(f"frames {path} are {frames.dtype} of {frames.shape}, expected {shape}; delete the file")
-        return frames
-    frames = simulate()
-    write_atomically(path, lambda file: np.lib.format.write_array(file, frames, allow_pickle=False))
-    return frames

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from smoe.options import Combiner, GateInit, Order
@@ -124,8 +123,6 @@ class HeatDiffusion:
     validation_seed: int = 546981  # Seed of the initial states of the validation split.
     test_seed: int = 865124  # Seed of the initial states of the test split.
     unit: float = 1.0  # Factor of all temperatures, which expresses the same data in another unit.
-    # Folder that keeps the simulated frames for later runs (1.7 GB at paper scale); None keeps nothing.
-    cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.unit < math.inf:

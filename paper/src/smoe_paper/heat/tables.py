@@ -270,7 +270,6 @@ class HeatExperiment(Experiment):
     recipe_type = HeatRecipe
     recipes = HEAT_RECIPES
     published_results = PUBLISHED
-    is_simulated = True
     tables = TableSet(
         name="heat",
         metrics=(ShownMetric("within_1_percent", is_percentage=True),),
@@ -284,7 +283,6 @@ class HeatExperiment(Experiment):
             Scale("small", "250 of them", _small, "smaller"),
             Scale("tiny", "100 of them on 16 x 16 pixels", _tiny, "smaller"),
         ),
-        data_field="cache_dir",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from smoe_paper.experiments.experiment import Notify
-from smoe_paper.heat.data import HeatPairs, keep_frames
+from smoe_paper.heat.data import HeatPairs
 from smoe_paper.heat_mesh.recipes import MeshDiffusion
 
 
@@ -229,16 +228,9 @@ _SEEDS = {"train": 42, "validation": 546981, "test": 865124}
 
 
 def make_split(data: MeshDiffusion, regions: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
-    """Simulates a split, or opens what an earlier run kept in `cache_dir`."""
-    num_runs = getattr(data, f"num_{split}_runs")
-    domain = make_domain(data.domain)
-    shape = (num_runs, data.num_steps + 1, *domain.spatial_shape)
-
-    def simulate_split() -> np.ndarray:
-        notify(f"simulating {num_runs} runs of {data.num_steps} steps on {domain.name} ({split})")
-        states = draw_states(regions, num_runs, _SEEDS[split])
-        return simulate(domain, regions, data.rates, states, data.num_steps).reshape(shape).numpy()
-
-    content = {"domain": data.domain, "rates": list(data.rates), "shape": list(shape)}
-    content["regions"] = hashlib.sha256(regions.tobytes()).hexdigest()
-    return HeatPairs(keep_frames(data.cache_dir, f"heat-mesh-{split}", content, shape, simulate_split))
+    """Simulates a split."""
+    num_runs, domain = getattr(data, f"num_{split}_runs"), make_domain(data.domain)
+    notify(f"simulating {num_runs} runs of {data.num_steps} steps on {domain.name} ({split})")
+    states = draw_states(regions, num_runs, _SEEDS[split])
+    frames = simulate(domain, regions, data.rates, states, data.num_steps)
+    return HeatPairs(frames.unflatten(2, domain.spatial_shape).numpy())

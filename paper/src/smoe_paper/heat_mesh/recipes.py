@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from smoe.rules import Frozen, Rule, StraightThrough
@@ -55,7 +54,6 @@ class MeshDiffusion:
     num_train_runs: int = 50  # Runs of the training split.
     num_validation_runs: int = 20  # Runs of the validation split.
     num_test_runs: int = 10  # Runs of the test split.
-    cache_dir: Path | None = None  # Folder that keeps the simulated frames for the next run; None keeps nothing.
 
 
 # One budget for every network of the table. An epoch has 62 steps instead of the plane's 3,125, hence the patience.
@@ -123,7 +121,6 @@ class MeshExperiment(Experiment):
     name = "heat-mesh"
     recipe_type = MeshRecipe
     recipes = MESH_RECIPES
-    is_simulated = True
     tables = TableSet(
         name="heat-mesh",
         metrics=(ShownMetric("within_1_percent", is_percentage=True),),
@@ -152,7 +149,6 @@ class MeshExperiment(Experiment):
             Scale("full", "50 training runs of 40 steps"),
             Scale("small", "4 training runs of 8 steps, two epochs", _small, kind="smaller"),
         ),
-        data_field="cache_dir",
     )
 
 

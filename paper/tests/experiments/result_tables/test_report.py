@@ -38,7 +38,6 @@ TOY = TableSet(
     "Percent.",
     (TABLE,),
     (Scale("paper", "all", lambda x: x), Scale("small", "few", small, "smaller")),
-    "cache_dir",
 )
 
 
@@ -117,7 +116,7 @@ def test_runs_are_planned_once_and_by_seed(tmp_path: Path) -> None:
     assert planned[0].label == "toy/first: conv, no, small, seed 0"
     for run in planned:
         assert isinstance(run.recipe, HeatRecipe)
-        assert run.recipe.data.num_train_runs == 3 and run.recipe.data.cache_dir == tmp_path
+        assert run.recipe.data.num_train_runs == 3
     assert len(plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path, only="OTHER")) == 2
     assert not plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path, only="oth")
 
@@ -139,7 +138,7 @@ def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> N
     table = ResultTable("toy/weather", "A toy", ("model",), (row,), references=("persistence", "climatology"))
     metrics = (ShownMetric("rmse_z", "Z500", decimals=0), ShownMetric("rmse_t", "T850", decimals=2))
     scale = Scale("small", "few", lambda x: x, kind="simulated")
-    tables = TableSet("toy", metrics, "RMSE.", (table,), (scale,), "cache_dir")
+    tables = TableSet("toy", metrics, "RMSE.", (table,), (scale,))
     store.write_reference("persistence", {"label": "Persistence", "test": {"rmse_z": 936.4, "rmse_t": 4.294}})
     for seed in range(2):
         test = {"rmse_z": 300.0 + 10 * seed, "rmse_t": 1.5}

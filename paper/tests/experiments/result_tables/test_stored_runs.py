@@ -40,7 +40,6 @@ def test_where_and_how_fast_a_run_computes_does_not_matter() -> None:
     recipe = HeatRecipe()
     elsewhere = replace(
         recipe,
-        data=replace(recipe.data, cache_dir=Path("data")),
         training=replace(recipe.training, num_threads=1, device="cpu", evaluation_batch_size=7),
     )
     assert RunKey.of(recipe) == RunKey.of(elsewhere)
