@@ -61,12 +61,6 @@ def test_a_module_under_several_names_stays_one_module() -> None:
     torch.testing.assert_close(converted(X), net(X), rtol=1e-5, atol=1e-5)
 
 
-def test_a_convolution_on_several_grids_is_left() -> None:
-    pyramid = Uses(lambda conv, x: conv(x).sum() + conv(F.avg_pool2d(x, 2)).sum())
-    with pytest.raises(ValueError, match=r"conv: left, it works on several grids, \(6, 5\), \(3, 2\)"):
-        smoe.convert(pyramid, example_input=X, rule=RC, order="score")
-
-
 def test_weight_normalisation_is_kept() -> None:
     net = nn.Sequential(parametrizations.weight_norm(conv()), parametrizations.spectral_norm(conv())).eval()
     converted = smoe.convert(net, example_input=X)
@@ -335,8 +329,6 @@ def test_numbers_of_experts() -> None:
     for given in wrong:
         with pytest.raises(ValueError, match=f"num_experts must be .*, got {given!r}"):
             plan_conversion(conv(), example_input=X, num_experts=given)
-    with pytest.raises(ValueError, match=r"num_experts=1.0 gives a pixel no choice.* give more, as 2.0"):
-        smoe.convert(conv(), example_input=X, num_experts=1.0)
     for number in (1.1, 4):
         reason = plan_conversion(conv(), example_input=X, num_experts=number).left[""]
         assert reason == "4 experts for as many filters leave a pixel no choice; give more num_experts"
@@ -364,18 +356,6 @@ def test_what_is_no_network_or_no_example_is_refused(model: Any, example: Any, m
         smoe.convert(model, example_input=example)
     assert "\n" not in str(caught.value)
     assert torch._dynamo.eval_frame._stance.stance == "default"  # what is compiled later is compiled
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kernel_size": 3.0}, "kernel_size must be a number, one for each axis, or None for any, got 3.0"),
-        ({"names": ["0", "1"]}, r"names must be one pattern such as 'blocks.\*', got \['0', '1'\]"),
-    ],
-)
-def test_options_of_a_wrong_kind(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        plan_conversion(conv(), example_input=X, **options)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:`torch.jit.trace")

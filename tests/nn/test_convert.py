@@ -143,20 +143,6 @@ def test_names_and_predicates_choose(net: Net) -> None:
     assert [change.name for change in wide.changes] == ["stem"] and wide.left["first"] == "the predicate is false"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"start": "filter"}, "start must be one of random, filters, got 'filter'"),
-        ({"start": "filters", "order": "index"}, "leave order at 'families', got 'index'"),
-        ({"start": "filters", "make_gate": lambda _: smoe.TensorGate(4, 2, (2, 2))}, "make_gate gave 'score'"),
-        ({"num_experts": 3}, "3 experts are fewer than its 6 filters"),
-    ],
-)
-def test_contradictions_are_refused(net: Net, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        smoe.convert(net, example_input=X, rule=RC, **options)
-
-
 def test_a_bias_belongs_to_the_channel_or_to_the_expert() -> None:
     x, values = torch.randn(2, 2, 5, 4), torch.tensor([1.0, -2.0, 0.5, 3.0])
     for bias in ("slot", "expert", True):
@@ -183,23 +169,6 @@ def test_what_is_frozen_stays_frozen_and_the_rest_learns() -> None:
     assert [layer.bias.requires_grad for layer in found.values()] == [False, False, True, False]  # type: ignore[union-attr]
     # The first three share a gate; the fourth has its own, which serves frozen filters only.
     assert [layer.gate.scores.requires_grad for layer in found.values()] == [True, True, True, False]  # type: ignore[union-attr]
-
-
-def test_a_convolution_that_is_not_called_by_its_name_is_refused() -> None:
-    class Hidden(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen = nn.Conv2d(2, 2, 3, padding=1)
-            self.conv = nn.Conv2d(2, 2, 3, padding=1)
-            self.steps = [self.conv]
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.steps[0](self.seen(x))
-
-    x = torch.randn(1, 2, 5, 5)
-    with pytest.raises(ValueError, match="the network reaches conv in another way than by name"):
-        smoe.convert(Hidden(), example_input=x, rule=RC, order="score")
-    assert list(layers(smoe.convert(Hidden(), example_input=x, names="seen", rule=RC, order="score"))) == ["seen"]
 
 
 class Random(nn.Module):
@@ -253,55 +222,76 @@ def test_a_layer_that_computes_something_else_is_named(monkeypatch: pytest.Monke
     smoe.convert(Net(), example_input=X, rule="straight_through(warm_up=0)", check=False)
 
 
-class Normed(nn.Module):
-    """Reads the weights of a convolution apart from calling it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x) / self.first.weight.norm())
-
-
-def test_a_network_that_reads_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"computes something else, first at second .* or give check=False"):
-        smoe.convert(Normed(), example_input=X)
-    smoe.convert(Normed(), example_input=X, check=False)
-    smoe.convert(Normed(), example_input=X, names="second")
-
-
 class Uses(nn.Module):
-    def __init__(self, function: Callable[[nn.Conv2d, torch.Tensor], torch.Tensor]) -> None:
+    """A function of convolutions and of the inputs."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self.conv, self.function = nn.Conv2d(3, 4, 3, padding=1), function
+        self.conv, self.other, self.function = *(nn.Conv2d(3, 3, 3, padding=1) for _ in range(2)), function
+        self.hidden = [self.conv]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(self.conv, x)
+        return self.function(self, x)
 
 
-def test_networks_that_cannot_run_or_be_copied_say_why() -> None:
-    reads_bias = Uses(lambda conv, x: conv(x) - conv.bias[:, None, None])  # type: ignore[index]
-    with pytest.raises(ValueError, match=r"fails on the example, near conv, .* more of a convolution than its call"):
-        smoe.convert(reads_bias, example_input=X)
-    keeps = Uses(lambda conv, x: conv(x))
-    keeps.kept = keeps(X)
-    with pytest.raises(ValueError, match=r"the network cannot be copied: .*: convert it before it is used"):
-        smoe.convert(keeps, example_input=X)
-    with pytest.raises(TypeError, match="make_gate must return a gate, got NoneType for conv"):
-        smoe.convert(Uses(lambda conv, x: conv(x)), example_input=X, make_gate=lambda change: None)  # type: ignore[arg-type,return-value]
+def kept() -> nn.Module:
+    net = Uses(lambda net, x: net.conv(x))
+    net.kept = net(X)
+    return net
+
+
+PLAIN = Uses(lambda net, x: net.other(net.conv(x)))
+READS = Uses(lambda net, x: net.other(net.conv(x) / net.conv.weight.norm()))
+PYRAMID = Uses(lambda net, x: net.conv(x).sum() + net.conv(F.avg_pool2d(x, 2)).sum())
+UNCALLED = "the network reaches conv in another way than by name"
+
+
+@pytest.mark.parametrize(
+    ("net", "options", "message"),
+    [
+        (PLAIN, {"start": "filter"}, "start must be one of random, filters, got 'filter'"),
+        (PLAIN, {"start": "filters", "order": "index"}, "leave order at 'families', got 'index'"),
+        (PLAIN, {"start": "filters", "make_gate": lambda _: smoe.TensorGate(4, 2, (2, 2))}, "make_gate gave 'score'"),
+        (PLAIN, {"make_gate": lambda _: None}, "make_gate must return a gate, got NoneType for conv"),
+        (PLAIN, {"num_experts": 2}, "2 experts are fewer than its 3 filters"),
+        (PLAIN, {"num_experts": 1.0}, r"num_experts=1.0 gives a pixel no choice.* give more, as 2.0"),
+        (PLAIN, {"kernel_size": 3.0}, "kernel_size must be a number, one for each axis, or None for any, got 3.0"),
+        (PLAIN, {"names": ["0", "1"]}, r"names must be one pattern such as 'blocks.\*', got \['0', '1'\]"),
+        (PYRAMID, {}, r"conv: left, it works on several grids, \(11, 14\), \(5, 7\)"),
+        (Uses(lambda net, x: net.other(net.hidden[0](x))), {}, UNCALLED),
+        (Uses(lambda net, x: net.hidden[0](x)), {"rule": RC, "order": "score"}, UNCALLED),
+        (Uses(lambda net, x: net.hidden[0](net.conv(x))), {}, UNCALLED),  # as often as before
+        (READS, {}, "computes something else, first at other .* or give check=False"),
+        (
+            Uses(lambda net, x: net.conv(x) - net.conv.bias[:, None, None]),
+            {},
+            "fails on the example, near conv, .* than its call",
+        ),
+        (kept(), {}, "the network cannot be copied: .*: convert it before it is used"),
+    ],
+)
+def test_refusals(net: nn.Module, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        smoe.convert(net, example_input=X, **options)
+
+
+def test_what_is_refused_can_be_left_out() -> None:
+    smoe.convert(READS, example_input=X, check=False)
+    smoe.convert(READS, example_input=X, names="other")
+    hidden = Uses(lambda net, x: net.other(net.hidden[0](x)))
+    assert list(layers(smoe.convert(hidden, example_input=X, names="other"))) == ["other"]
 
 
 def test_parts_in_inference_mode_and_outputs_near_zero_or_nan() -> None:
-    def without_gradients(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+    def without_gradients(net: Uses, x: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            y = conv(x + 1.0)
+            y = net.conv(x + 1.0)
         return y.clone()
 
     smoe.convert(Uses(without_gradients), example_input=X)
     # Below the smallest normal number, rounding errors are relative no more.
-    smoe.convert(Uses(lambda conv, x: 1e-40 * conv(x)), example_input=X)
-    broken = Uses(lambda conv, x: conv(x))
+    smoe.convert(Uses(lambda net, x: 1e-40 * net.conv(x)), example_input=X)
+    broken = Uses(lambda net, x: net.conv(x))
     broken.conv.weight.data.fill_(math.nan)
     smoe.convert(broken, example_input=X)
 

@@ -253,6 +253,8 @@ def test_what_was_learned_on_one_grid_is_tuned_on_a_finer_one(kind: str) -> None
 
 
 def test_refusals() -> None:
+    with pytest.raises(TypeError, match="model must be a network, got the class TwoGrids"):
+        smoe.interpolate_grids(TwoGrids, example_input=torch.zeros(1, 3, 12, 12))  # type: ignore[type-var]
     net = TwoGrids()
     with pytest.raises(ValueError, match=r"first needs the grid \(6, 6\) and second the grid \(4, 4\), but one field"):
         smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 12, 12))

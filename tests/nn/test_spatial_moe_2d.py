@@ -205,6 +205,8 @@ def test_what_a_convolution_may_be_and_the_layer_not(options, message):
 
 def test_inputs_that_are_no_tensors_or_have_another_dtype_are_refused():
     layer = smoe.SpatialMoE2d(1, 2, spatial_shape=(4, 4))
+    with pytest.raises(TypeError, match=r"gate must be a gate such as smoe.FactorisedGate\(...\), got str"):
+        smoe.SpatialMoE2d(2, 4, gate="tensor")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be a torch\.Tensor, got numpy\.ndarray: give torch\.as_tensor\(input\)"):
         layer(torch.ones(1, 1, 4, 4).numpy())
     for dtype in (torch.float64, torch.bfloat16):

@@ -340,7 +340,7 @@ def plan_conversion(
         TypeError: If the model is no network, or the example is a shape.
         ValueError: If `num_experts` is neither a ratio nor a number of experts, or 1.0.
     """
-    _check_model(model)
+    check_model(model)
     _check_num_experts(num_experts)
     if not (kernel_size is None or isinstance(kernel_size, (Integral, tuple, list))):
         raise ValueError(f"kernel_size must be a number, one for each axis, or None for any, got {kernel_size!r}")
@@ -526,7 +526,7 @@ def run_example(
             handle.remove()
 
 
-def _check_model(model: object) -> None:
+def check_model(model: object) -> None:
     if isinstance(model, type):
         raise TypeError(f"model must be a network, got the class {model.__name__}: give {model.__name__}(...)")
     if not isinstance(model, nn.Module):

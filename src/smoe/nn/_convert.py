@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeGuard, cast, get_args
 
@@ -288,8 +289,8 @@ def _check_result(
             f"the converted network fails on the example, near {last}, where the network runs: {_first_line(error)}; "
             "it may use more of a convolution than its call, such as its weights; leave that out by `predicate`"
         ) from error
-    reached = {name for name, _ in sizes[converted]}
-    missed = [show_name(change.name) for change in changes if change.name not in reached]
+    before, after = (Counter(name for name, _ in sizes[network]) for network in (model, converted))
+    missed = [show_name(change.name) for change in changes if after[change.name] < max(1, before[change.name])]
     if missed:
         raise ValueError(
             f"the network reaches {', '.join(missed)} in another way than by name, such as a list that is no "

@@ -48,6 +48,8 @@ def resolve_default_rule(rule: Rule | str | None, gate: SpatialGate | None, orde
         gate: Gate of the layer; None if it is yet to be made.
         order: Order asked for; None for any.
     """
+    if not (gate is None or isinstance(gate, SpatialGate)):
+        raise TypeError(f"gate must be a gate such as smoe.FactorisedGate(...), got {type(gate).__name__}")
     if rule is not None:
         return resolve_rule(rule)
     order = gate.order if gate is not None else order or "families"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from smoe.nn._conversion_plan import ExampleInput, run_example, show_name
+from smoe.nn._conversion_plan import ExampleInput, check_model, run_example, show_name
 from smoe.nn._filter_bank import FilterBank
 from smoe.nn._fixed_gates import FixedGate
 from smoe.nn._gate import SpatialGate
@@ -49,9 +49,11 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput) -> Network
             arguments.
 
     Raises:
+        TypeError: If the model is no network.
         ValueError: If a layer cannot be adapted, is not reached by the example, or would need two grids; or if its
             field is not finite.
     """
+    check_model(model)
     new = copy.deepcopy(model)
     layers = ((name, module) for name, module in new.named_modules() if _is_placed(module))
     names: dict[nn.Module, str] = {module: name for name, module in layers}
