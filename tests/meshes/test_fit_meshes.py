@@ -83,13 +83,12 @@ def test_corners_with_a_fill_value_are_integers_again(tmp_path: Path) -> None:
         assert raw["example_C4_face_nodes"].dtype == np.int32 and raw["example_C4_face_nodes"].attrs["_FillValue"] == -9
 
 
-@pytest.mark.parametrize(("net", "kind"), [("resnet", HEALPixMoE), ("healpix", HEALPixMoE), ("graph", GraphMoE)])
-def test_a_sphere_takes_layers_of_spheres_or_graphs(tmp_path: Path, net: str, kind: type) -> None:
+def test_a_sphere_takes_layers_of_spheres(tmp_path: Path) -> None:
     sphere("ring").to_zarr(tmp_path / "ocean.zarr", zarr_format=2)
-    assert fit(tmp_path, "--net", net, "--compare", "no", inputs="ocean.zarr") == 0
+    assert fit(tmp_path, "--compare", "no", inputs="ocean.zarr") == 0
     model = smoe.GridRegressor.load(tmp_path / "run")
     layers = [module for module in model.fitted.net.modules() if isinstance(module, (GraphMoE, HEALPixMoE))]
-    assert layers and all(isinstance(layer, kind) for layer in layers)
+    assert layers and all(isinstance(layer, HEALPixMoE) for layer in layers)
     predicted = model.predict(tmp_path / "ocean.zarr")
     assert predicted["sst"].dims == ("time", "cell") and predicted["crs"].attrs["healpix_order"] == "ring"
 
@@ -178,24 +177,10 @@ def test_ring_is_not_nested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "are not those of ring order" in line
 
 
-@pytest.mark.parametrize(
-    ("net", "text"),
-    [
-        ("unet", "the net 'unet' works on rows and columns, but the fields are on a mesh of 96 faces: choose layer"),
-        ("healpix", "the net 'healpix' works on HEALPix spheres, but the fields are on a mesh of 96 faces"),
-    ],
-)
-def test_nets_of_another_geometry_are_refused(net: str, text: str) -> None:
+def test_nets_of_another_geometry_are_refused() -> None:
+    text = "the net 'unet' works on rows and columns, but the fields are on a mesh of 96 faces: choose layer or resnet"
     with pytest.raises(DataError, match=text):
-        smoe.GridRegressor(net, progress=False).fit(*2 * (xr.decode_cf(real_ocean()),))  # type: ignore[arg-type]
-
-
-def test_a_net_for_meshes_is_refused_on_a_grid() -> None:
-    grid = xr.Dataset({"t": (("time", "y", "x"), np.ones((9, 3, 3), np.float32))}).assign_coords(
-        time=np.arange("2001-01-01", "2001-01-10", dtype="datetime64[D]")
-    )
-    with pytest.raises(DataError, match="the net 'graph' works on meshes, but the fields are on a grid, 3 x 3"):
-        smoe.GridRegressor("graph", progress=False).fit(grid, grid)
+        smoe.GridRegressor("unet", progress=False).fit(*2 * (xr.decode_cf(real_ocean()),))
 
 
 def test_fields_on_points_and_faces_need_a_location(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

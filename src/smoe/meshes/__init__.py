@@ -4,6 +4,6 @@
 # ruff: noqa: F401
 from smoe.meshes._mesh import NODES, Mesh, mesh_arrays, mesh_from_files, mesh_words
 from smoe.meshes._mesh_files import make_mesh, read_mesh, with_mesh
-from smoe.meshes._mesh_net import MeshLayers, MeshNet, SummedMeshLayer
+from smoe.meshes._mesh_net import MeshNet, SummedMeshLayer
 
 __all__ = ["Mesh", "MeshNet", "read_mesh"]

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.errors import DataError
 from smoe.meshes._mesh import Mesh
 from smoe.nn import GraphMoE, HEALPixMoE
 from smoe.nn._filter_bank import BankOptions
 from smoe.nn._fixed_gates import FixedGate
-
-MeshLayers = Literal["graph", "healpix"]
 
 # Scale of the last experts at the start: a net begins near the mean, or near what it is to correct.
 _START = 0.1
 
 
 class MeshLayer(nn.Module):
-    """One SMoE layer on a mesh, `(B, C, N)` to `(B, K, N)`; without a number of experts, a plain one with one expert.
-
-    `graph` is `GraphMoE`, whose gates hold the hash of the mesh; `healpix` is `HEALPixMoE`; None suits the mesh.
-    """
+    """`HEALPixMoE` or `GraphMoE`, `(B, C, N)` to `(B, K, N)`; without a number of experts, one map everywhere."""
 
     edges: torch.Tensor
 
@@ -36,40 +28,28 @@ class MeshLayer(nn.Module):
         num_selected: int,
         *,
         expert_channels: int = 1,
-        layers: MeshLayers | None = None,
     ) -> None:
         super().__init__()
-        kind = check_layers(layers, mesh)
         numbers = (in_channels, num_experts or 1, num_selected)
         options: BankOptions = {"expert_channels": expert_channels}
         if num_experts is None:
-            grid = (12, mesh.nside, mesh.nside) if kind == "healpix" and mesh.nside else (mesh.num_nodes,)
+            grid = (12, mesh.nside, mesh.nside) if mesh.nside is not None else (mesh.num_nodes,)
             options |= {"gate": FixedGate(torch.zeros(1, *grid), 1), "rule": "frozen"}
         self.layer: GraphMoE | HEALPixMoE
-        if kind == "healpix":
-            assert mesh.nside is not None
+        if mesh.nside is not None:
             assert mesh.pixel_order is not None
             self.layer = HEALPixMoE.from_experts(*numbers, nside=mesh.nside, pixel_order=mesh.pixel_order, **options)
         else:
             self.layer = GraphMoE.from_experts(
                 *numbers, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates, **options
             )
-        self.register_buffer("edges", mesh.edge_index if kind == "graph" else torch.empty(2, 0), persistent=False)
+        self.register_buffer("edges", mesh.edge_index if mesh.nside is None else torch.empty(2, 0), persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, N)` to `(B, E * F, N)`."""
         if isinstance(self.layer, GraphMoE):
             return self.layer(input.transpose(1, 2), self.edges).transpose(1, 2)
         return self.layer(input)
-
-
-def check_layers(layers: MeshLayers | None, mesh: Mesh) -> MeshLayers:
-    """The kind of layers to use on a mesh."""
-    if layers is not None and layers not in get_args(MeshLayers):
-        raise ValueError(f"layers must be one of {', '.join(get_args(MeshLayers))}, got {layers!r}")
-    if layers == "healpix" and mesh.nside is None:
-        raise DataError(f"HEALPix layers work on HEALPix spheres; on this mesh of {mesh.num_nodes} nodes use graph")
-    return layers or ("graph" if mesh.nside is None else "healpix")
 
 
 class MeshNet(nn.Module):
@@ -86,7 +66,6 @@ class MeshNet(nn.Module):
         num_experts: Experts in each bank, as a multiple of its outputs; None for plain layers, in which all nodes share
             one linear map or filter for each output.
         num_blocks: Residual blocks.
-        layers: `graph` or `healpix`; None for what suits the mesh.
     """
 
     def __init__(
@@ -98,15 +77,14 @@ class MeshNet(nn.Module):
         filters: int = 16,
         num_experts: float | None = 2.0,
         num_blocks: int = 1,
-        layers: MeshLayers | None = None,
     ) -> None:
         super().__init__()
         self.mesh = mesh
 
         def layer(channels: int, outputs: int) -> MeshLayer:
             if num_experts is None:
-                return MeshLayer(mesh, channels, None, 1, expert_channels=outputs, layers=layers)
-            return MeshLayer(mesh, channels, max(outputs, round(num_experts * outputs)), outputs, layers=layers)
+                return MeshLayer(mesh, channels, None, 1, expert_channels=outputs)
+            return MeshLayer(mesh, channels, max(outputs, round(num_experts * outputs)), outputs)
 
         self.stem = layer(in_channels, filters)
         self.blocks = nn.ModuleList(nn.ModuleList(layer(filters, filters) for _ in range(2)) for _ in range(num_blocks))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from smoe.errors import DataError
 from smoe.gridded import HorizontalGrid
-from smoe.meshes import NODES, Mesh, MeshLayers, MeshNet, SummedMeshLayer, make_mesh
+from smoe.meshes import NODES, Mesh, MeshNet, SummedMeshLayer, make_mesh
 from smoe.nn import SharedBatchNorm2d, SpatialMoE2d, convert
 from smoe.nn._filter_bank import LocalAffine
 from smoe.nn._gate import SpatialGate
@@ -116,23 +116,13 @@ def _make_conv(in_channels: int, out_channels: int, padding_mode: PaddingMode) -
     return conv
 
 
-_LAYERS: dict[NetName, MeshLayers] = {"graph": "graph", "healpix": "healpix"}
-
-
 def check_net_name(name: NetName, grid: HorizontalGrid) -> None:
-    """Refuses a net that does not work on a grid or mesh, before any field is read."""
-    if grid.kind != "mesh" and name in _LAYERS:
-        raise DataError(
-            f"the net {name!r} works on meshes, but the fields are on a grid, {grid.describe()}: choose layer, resnet "
-            "or unet"
-        )
+    """Refuses a net that does not work on a mesh, before any field is read."""
     if grid.kind == "mesh" and name == "unet":
         raise DataError(
-            f"the net 'unet' works on rows and columns, but the fields are on a {grid.describe()}: choose layer, "
-            "resnet, graph or healpix"
+            f"the net 'unet' works on rows and columns, but the fields are on a {grid.describe()}: choose layer or "
+            "resnet"
         )
-    if name == "healpix" and "HEALPix" not in grid.describe():
-        raise DataError(f"the net 'healpix' works on HEALPix spheres, but the fields are on a {grid.describe()}")
 
 
 def mesh_of_targets(dataset: Any, grid: HorizontalGrid, own_net: nn.Module | None) -> Mesh | None:
@@ -153,9 +143,7 @@ def make_mesh_module(
         total = max(filters, round(filters * num_experts))
         return SummedMeshLayer(mesh, *channels, num_selected=filters, num_experts=total)
     num_blocks = 1 if name == "layer" else num_blocks
-    return MeshNet(
-        mesh, *channels, filters=filters, num_experts=num_experts, num_blocks=num_blocks, layers=_LAYERS.get(name)
-    )
+    return MeshNet(mesh, *channels, filters=filters, num_experts=num_experts, num_blocks=num_blocks)
 
 
 # Scale of the filters of a single layer at the start, which would not choose between experts that are all zero.

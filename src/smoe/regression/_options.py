@@ -10,7 +10,7 @@ from smoe.errors import OptionError, suggest
 from smoe.training.plan import TRACKERS, Tracker
 
 NetName = Literal[
-    "layer", "resnet", "unet", "graph", "healpix",
+    "layer", "resnet", "unet",
     "ladder", "persistence", "mean-error", "climatology", "damped", "linear", "ridge",
 ]  # fmt: skip
 Objective = Literal["mse", "mae", "quantiles", "gaussian"]
@@ -55,9 +55,9 @@ class RegressorOptions:
         lead: Time from an input to its target, such as `3D`, `6h`, `1 month`, or several of them, `6h, 24h`; None for
             inputs and targets of the same time, and for forecasts that have lead times of their own.
         net: `layer`, one SMoE layer; `resnet`, residual blocks; `unet`, a U-Net, for grids only. On a mesh, the layers
-            are those of HEALPix spheres for a HEALPix file and those of graphs for others; `graph` and `healpix` choose
-            a `resnet` of these layers. `ladder` is the best of the simple models without a net; `persistence`,
-            `mean-error`, `climatology`, `damped`, `linear` and `ridge` are one of them.
+            are those of HEALPix spheres for a HEALPix file and those of graphs for others. `ladder` is the best of the
+            simple models without a net; `persistence`, `mean-error`, `climatology`, `damped`, `linear` and `ridge` are
+            one of them.
         filters: Filters of the convolutions; of a `layer`, the experts selected at each pixel.
         num_blocks: Residual blocks of a `resnet`.
         num_experts: Experts for each filter.
