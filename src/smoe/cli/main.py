@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smoe.command_line import UsageError
-from smoe.errors import MissingPackageError, naming_extras, printable, stopped_by_signals, stopped_code, suggest
+from smoe.errors import SmoeError, naming_extras, printable, stopped_by_signals, stopped_code, suggest
 
 
 class Command(NamedTuple):
@@ -117,7 +117,7 @@ def main(args: Sequence[str] | None = None) -> int:
             remedy = "make the model, the batch or the data smaller"
             return _complain(f"there is not enough memory ({_first_sentence(error)}); {remedy}", 1)
         # Only errors that speak to the user are shortened; anything else is a bug, and its traceback is wanted.
-        if not _speaks_to_user(error):
+        if not isinstance(error, (SmoeError, ValueError, OSError)):
             raise
         return _complain(str(error), 1)
 
@@ -177,13 +177,6 @@ def run_completion(args: list[str]) -> int:
         raise UsageError(f'name the shell: smoe completion {"|".join(SHELLS)}; bash: eval "$(smoe completion bash)"')
     sys.stdout.write(SHELLS[args[0]].format(names=" ".join(commands()), flags=_FLAGS))
     return 0
-
-
-def _speaks_to_user(error: Exception) -> bool:
-    # By name, because importing these classes would import torch for `smoe --help`.
-    names = {kind.__name__ for kind in type(error).__mro__}
-    ours = {"RecipeError", "RunError", "CheckpointError", "StoredRunError", "TrainingDiverged"}
-    return bool(names & ours) or isinstance(error, (ValueError, OSError, MissingPackageError))
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -112,6 +112,9 @@ def edges_of_neighbours(faces: np.ndarray) -> np.ndarray:
     return edges_of_sides(np.stack([sorted_owners[:-1][is_same], sorted_owners[1:][is_same]], axis=1))
 
 
+_WORDS = ("nside", "pixel_order", "dimension")
+
+
 def mesh_arrays(mesh: Mesh) -> dict[str, np.ndarray]:
     """Coordinates and edges by names that begin with `mesh.`."""
     return {"mesh.coordinates": mesh.coordinates.numpy(), "mesh.edge_index": mesh.edge_index.numpy()}
@@ -119,18 +122,13 @@ def mesh_arrays(mesh: Mesh) -> dict[str, np.ndarray]:
 
 def mesh_words(mesh: Mesh) -> dict[str, Any]:
     """What JSON keeps of a mesh."""
-    return {"nside": mesh.nside, "pixel_order": mesh.pixel_order, "dimension": mesh.dimension}
+    return {name: getattr(mesh, name) for name in _WORDS}
 
 
 def mesh_from_files(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Mesh:
     """The inverse of `mesh_words` and `mesh_arrays`."""
-    return Mesh(
-        torch.from_numpy(arrays["mesh.coordinates"]),
-        torch.from_numpy(arrays["mesh.edge_index"]),
-        nside=words["nside"],
-        pixel_order=words["pixel_order"],
-        dimension=words["dimension"],
-    )
+    coordinates, edges = (torch.from_numpy(arrays[f"mesh.{name}"]) for name in ("coordinates", "edge_index"))
+    return Mesh(coordinates, edges, **{name: words[name] for name in _WORDS})
 
 
 def fields_on(dataset: Any, dimension: str | None) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from smoe.diagnostics import RoutingGain, RoutingWatch, routing_gains
-from smoe.errors import Interrupted, Interruption
+from smoe.errors import Interrupted, Interruption, SmoeError
 from smoe.nn._classification import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
@@ -52,7 +52,7 @@ _STEPS_PER_CHECK = 25
 _MOST_SAMPLES = 32
 
 
-class TrainingDiverged(Exception):
+class TrainingDiverged(SmoeError):
     """The loss or the weights are no longer finite."""
 
     def __init__(self, what: str, kept: str = "") -> None:

@@ -25,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from smoe._files import FileLock, LockedError, reason_not_to_write, write_atomically
+from smoe.errors import SmoeError
 
 Record = dict[str, Any]
 State = dict[str, Any]
@@ -34,11 +35,11 @@ _KEY = "smoe"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST_KEPT = -1, -3, 32 << 20
 
 
-class RunError(Exception):
+class RunError(SmoeError):
     """A run directory cannot be used as asked."""
 
 
-class CheckpointError(Exception):
+class CheckpointError(SmoeError):
     """A checkpoint that is missing, damaged, of another run, or cannot be written."""
 
 

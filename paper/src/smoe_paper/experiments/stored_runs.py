@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoe.errors import SmoeError
 from smoe.training import write_atomically
 from smoe_paper.experiments.recipe import Recipe
 
@@ -20,7 +21,7 @@ WITHOUT_EFFECT = frozenset({*DATA_PLACES, "device", "num_threads", "num_workers"
 Plain = dict[str, Any]
 
 
-class StoredRunError(Exception):
+class StoredRunError(SmoeError):
     """A stored run that cannot be read."""
 
 
