@@ -58,7 +58,7 @@ def layers(kind: Any = smoe.SpatialMoE2d, **options: Any) -> nn.Sequential:
 def with_gate(gate: smoe.SpatialGate, **options: Any) -> nn.Sequential:
     """A layer between others, of which the last one has one row: a second process holds none of it."""
     layer = smoe.SpatialMoE2d.from_experts(2, gate.num_experts, gate.num_selected, gate=gate, **options)
-    norm = nn.BatchNorm2d(gate.num_selected)
+    norm = smoe.nn.SharedBatchNorm2d(gate.num_selected)
     return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), layer, norm, nn.Conv2d(gate.num_selected, 1, 1))
 
 
@@ -114,7 +114,9 @@ CASES = {
     "graph": Case(OnGraph, (12, 1)),
     "noisy gate": Case(lambda: with_gate(ScoreGate(ConvGate(2, 3, 2), std=0.1), rule="rc", weighted=True)),
     "linear gate": Case(lambda: with_gate(LinearGate(2, 4, 2, GRID), rule="rc"), compiled=True),
-    "decided gate": Case(lambda: with_gate(smoe.DecidedGate(torch.zeros(1, *GRID, dtype=torch.long), 4)), learns=False),
+    "decided gate": Case(
+        lambda: with_gate(smoe.DecidedGate(torch.zeros(1, *GRID, dtype=torch.long), 4)), learns=False, as_one=""
+    ),
     "one embedding": Case(converted, is_stored=True),
 }
 
