@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -27,7 +27,41 @@ from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite
 from smoe.options import GATE_INITS, GateInit, Order
 
 
-class TensorGate(SpatialGate):
+class _GridGate(SpatialGate):
+    """A gate of numbers for the pixels of a grid, which may start from a map."""
+
+    @classmethod
+    def from_prior(
+        cls, groups: torch.Tensor, num_experts: int, num_selected: int, strength: float = 2.0, **options
+    ) -> Self:
+        """A gate that starts with each group's pixels preferring that group's share of the experts.
+
+        It is an ordinary gate afterwards and can learn away from the prior.
+
+        Args:
+            groups: Map `(*grid)` of group numbers, or of a fraction in [0, 1] such as land. With 256 experts in one
+                family and two groups, experts 0 to 127 serve group 0.
+            num_experts: X, the number of experts in the bank.
+            num_selected: E, the number of experts to select at each pixel.
+            strength: Strength of the preference: of a `TensorGate` in units of the largest score of the random start,
+                so that from 2 on a pixel's own share starts above all other experts; of a `FactorisedGate` in standard
+                deviations of the start. Towards 0 the prior fades into the random start.
+            **options: Further arguments of the gate.
+        """
+        if not strength >= 0.0:
+            raise ValueError(f"strength must not be negative, got {strength}")
+        groups = torch.as_tensor(groups)
+        gate = cls(num_experts, num_selected, **{"spatial_shape": tuple(groups.shape), **options})
+        with torch.no_grad():
+            gate._prefer(groups, strength)
+        return gate
+
+    def _prefer(self, groups: torch.Tensor, strength: float) -> None:
+        """Changes the start."""
+        raise NotImplementedError
+
+
+class TensorGate(_GridGate):
     """A learned tensor of scores `(X, *grid)`, shared by all samples.
 
     Args:
@@ -69,38 +103,9 @@ class TensorGate(SpatialGate):
         self.scores = nn.Parameter(torch.empty(num_experts, *check_grid(spatial_shape), device=device, dtype=dtype))
         self.reset_parameters()
 
-    @classmethod
-    def from_prior(
-        cls,
-        groups: torch.Tensor,
-        num_experts: int,
-        num_selected: int,
-        strength: float = 2.0,
-        expert_channels: int = 1,
-        **options,
-    ) -> TensorGate:
-        """A gate that starts with each group's pixels preferring that group's share of the experts.
-
-        It is an ordinary tensor gate afterwards and can learn away from the prior.
-
-        Args:
-            groups: Map `(*grid)` of group numbers, or of a fraction in [0, 1] such as land; see `expert_membership`.
-            num_experts: X, the number of experts in the bank.
-            num_selected: E, the number of experts to select at each pixel.
-            strength: Strength of the preference, in units of the largest score of the random start (with `kaiming`, its
-                bound). From 2 on, a pixel's own share starts above all other experts; towards 0 the prior fades into
-                the random start.
-            expert_channels: F, the number of outputs per expert.
-            **options: Further arguments of `TensorGate`.
-        """
-        if not strength >= 0.0:
-            raise ValueError(f"strength must not be negative, got {strength}")
-        groups = torch.as_tensor(groups)
-        gate = cls(num_experts, num_selected, tuple(groups.shape), expert_channels, **options)
-        membership = expert_membership(groups, num_experts, num_selected if gate.order == "families" else 1)
-        with torch.no_grad():
-            gate.scores.add_(strength * gate.scores.abs().max() * membership.to(gate.scores))
-        return gate
+    def _prefer(self, groups: torch.Tensor, strength: float) -> None:
+        membership = expert_membership(groups, self.num_experts, self.num_selected if self.order == "families" else 1)
+        self.scores.add_(strength * self.scores.abs().max() * membership.to(self.scores))
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
@@ -179,7 +184,7 @@ class _Decision(NamedTuple):
     routing: Routing
 
 
-class FactorisedGate(SpatialGate):
+class FactorisedGate(_GridGate):
     """Scores `scale * (keys @ embedding)`, shared by all samples.
 
     Args:
@@ -240,37 +245,16 @@ class FactorisedGate(SpatialGate):
         self.register_buffer("_no_seed", no_seed, persistent=False)
         self.reset_keys()
 
-    @classmethod
-    def from_prior(
-        cls, groups: torch.Tensor, num_experts: int, num_selected: int, strength: float = 2.0, **options
-    ) -> FactorisedGate:
-        """A gate that starts with each group's pixels preferring that group's share of the experts.
-
-        It is an ordinary gate afterwards and can learn away from the prior.
-
-        Args:
-            groups: Map `(*grid)` of group numbers, or of a fraction in [0, 1] such as land.
-            num_experts: X, the number of experts in the bank.
-            num_selected: E, the number of experts selected at each pixel.
-            strength: Difference of the scores of a pixel's own share and of others, in standard deviations of the
-                random start.
-            **options: Further arguments of `FactorisedGate`.
-        """
-        if not strength >= 0.0:
-            raise ValueError(f"strength must not be negative, got {strength}")
-        groups = torch.as_tensor(groups)
-        membership = group_membership(groups)
-        gate = cls(num_experts, num_selected, tuple(groups.shape), **options)
-        rank = gate.keys.shape[1]
+    def _prefer(self, groups: torch.Tensor, strength: float) -> None:
+        membership, rank = group_membership(groups), self.keys.shape[1]
         if rank < len(membership):
             raise ValueError(f"{len(membership)} groups need a rank of at least {len(membership)}, got {rank}")
-        of_expert = group_of_expert(num_experts, len(membership), num_selected if gate.order == "families" else 1)
-        with torch.no_grad():
-            # A number of the embedding for each group, to which the keys of its experts answer.
-            gate.embedding.values[: len(membership)] = (strength * START_STD / gate.scale) * membership.to(gate.keys)
-            gate.keys[:, : len(membership)] = 0.0
-            gate.keys[torch.arange(num_experts), of_expert] = 1.0
-        return gate
+        num_families = self.num_selected if self.order == "families" else 1
+        of_expert = group_of_expert(self.num_experts, len(membership), num_families)
+        # A number of the embedding for each group, to which the keys of its experts answer.
+        self.embedding.values[: len(membership)] = (strength * START_STD / self.scale) * membership.to(self.keys)
+        self.keys[:, : len(membership)] = 0.0
+        self.keys[torch.arange(self.num_experts), of_expert] = 1.0
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
