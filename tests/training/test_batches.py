@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from smoe.training.task import MeanLoss, MetricSums, ShuffledBatches, load_batches, predict
-from smoe_paper.metrics import GaussianSpreadSkill, MeanAbsoluteError, MeanSquaredError, PercentWithin
+from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 
 
 def epoch(batches: ShuffledBatches, number: int, first_batch: int = 0) -> list[list[int]]:
@@ -196,8 +196,8 @@ def test_without_a_batch_there_is_no_value() -> None:
 
 
 def test_two_metrics_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="a name of its own, got 'spread_skill' 2 times"):
-        MetricSums([GaussianSpreadSkill(), MeanSquaredError(), GaussianSpreadSkill()])
+    with pytest.raises(ValueError, match="a name of its own, got 'mse' 2 times"):
+        MetricSums([MeanSquaredError(), MeanAbsoluteError(), MeanSquaredError()])
 
 
 def test_the_mean_loss_weighs_a_small_last_batch_by_its_samples() -> None:

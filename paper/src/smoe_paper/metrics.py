@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smoe.losses import latitude_weights
 from smoe.training.task import Metric
-from smoe_paper.losses import corrected_crps, gaussian_correction
+from smoe_paper.losses import corrected_crps
 
 
 def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,28 +172,6 @@ class Accuracy(Percentage):
         return _with_count(torch.stack(right).double(), len(target))
 
 
-class ClassErrors(Percentage):
-    """Percentage of wrong samples of each class, as `error/class_0` and so on; a class without samples has none."""
-
-    def __init__(self, num_classes: int) -> None:
-        self.names = tuple(f"error/class_{number}" for number in range(num_classes))
-
-    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        if prediction.ndim != 2 or prediction.shape[1] != len(self.names):
-            raise ValueError(f"prediction must be (B, {len(self.names)}), got {tuple(prediction.shape)}")
-        is_wrong = class_ranks(prediction, target) > 0
-        num_classes = len(self.names)
-        wrong, count = (torch.bincount(which, minlength=num_classes) for which in (target[is_wrong], target))
-        return torch.stack([wrong, count], dim=1).double()
-
-    def values(self, totals: Tensor) -> dict[str, float]:
-        return {
-            name: self.reduction([wrong], count)
-            for name, (wrong, count) in zip(self.names, totals.tolist(), strict=True)
-            if count > 0
-        }
-
-
 def class_ranks(prediction: Tensor, target: Tensor) -> Tensor:
     """Return how many classes are more likely than the true one, `(B,)`; N for a sample with a NaN among its logits."""
     if prediction.ndim != 2 or target.shape != prediction.shape[:1] or target.is_floating_point():
@@ -224,10 +202,8 @@ class MeanCrossEntropy(Metric):
         return _with_count(total[None], len(target))
 
 
-def _mean_totals(*maps: Tensor) -> Tensor:
-    """The sums of maps `(B, H, W)`, float64, and the number of pixels: `(1, len(maps) + 1)`."""
-    sums = [each.sum(dtype=torch.float64) for each in maps]
-    return torch.stack([*sums, sums[0].new_tensor(float(maps[0].numel()))])[None]
+def _mean_totals(values: Tensor) -> Tensor:
+    return _with_count(values.sum(dtype=torch.float64)[None], values.numel())
 
 
 class GaussianCRPS(Metric):
@@ -242,8 +218,8 @@ class GaussianCRPS(Metric):
 class EECRPS(Metric):
     """Extreme event weighted CRPS, the mean of `|EFI| * CRPS`, as `eecrps`.
 
-    Dates without an EFI, whose map is NaN throughout, do not count (`EfiDates` counts those that do); NaN at some
-    pixels of a map makes the score NaN. If no date has one the score is NaN.
+    Dates without an EFI, whose map is NaN throughout, do not count; NaN at some pixels of a map
+    makes the score NaN. If no date has one the score is NaN.
     """
 
     names = ("eecrps",)
@@ -255,39 +231,6 @@ class EECRPS(Metric):
 
     def values(self, totals: Tensor) -> dict[str, float]:
         return dict.fromkeys(self.names, math.nan) if float(totals[0, -1]) == 0.0 else super().values(totals)
-
-
-class EfiDates(Metric):
-    """How many dates the EECRPS is the mean over, as `efi_dates`."""
-
-    names = ("efi_dates",)
-
-    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        del prediction
-        return torch.stack([has_efi(target).sum().double(), target.new_tensor(len(target), dtype=torch.float64)])[None]
-
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        del count
-        return sums[0]
-
-
-class GaussianSpreadSkill(Metric):
-    """Spread over skill, as `spread_skill`: the root of the mean variance over the root mean squared error of the mean.
-
-    1 if the distributions are as wide as their errors are large; below, they are overconfident.
-    """
-
-    names = ("spread_skill",)
-    num_totals = 3
-
-    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        prediction, target = promote_pair(prediction, target)
-        shift, std = gaussian_correction(prediction, target[:, 2])
-        return _mean_totals(std.square(), (target[:, 0] - target[:, 1] - shift).square())
-
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        del count
-        return math.inf if sums[1] == 0.0 else math.sqrt(sums[0] / sums[1])
 
 
 def has_efi(target: Tensor) -> Tensor:

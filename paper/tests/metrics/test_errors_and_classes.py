@@ -11,7 +11,6 @@ import torch
 from smoe.training.task import Metric
 from smoe_paper.metrics import (
     Accuracy,
-    ClassErrors,
     MeanAbsoluteError,
     MeanCrossEntropy,
     MeanSquaredError,
@@ -40,15 +39,6 @@ def test_not_a_number_is_wrong():
     assert class_ranks(logits, torch.tensor([1, 0, 0])).tolist() == [2, 2, 0]
 
 
-def test_errors_of_classes():
-    metric = ClassErrors(3)
-    # class 0: one wrong of three; class 1 does not occur; class 2: one of one
-    assert metric.values(metric.totals(LOGITS, CLASSES)) == {
-        "error/class_0": pytest.approx(100 / 3),
-        "error/class_2": 100.0,
-    }
-
-
 def test_mean_cross_entropy_counts_samples():
     metric = MeanCrossEntropy()
     # softmax of (0, log 3) is (1/4, 3/4)
@@ -60,8 +50,6 @@ def test_mean_cross_entropy_counts_samples():
 def test_refuses():
     with pytest.raises(ValueError, match=r"classes must be in \[0, 2\], got 0 to 3"):
         Accuracy().totals(torch.zeros(2, 3), torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match=r"prediction must be \(B, 4\), got \(4, 3\)"):
-        ClassErrors(4).totals(LOGITS, CLASSES)
     with pytest.raises(ValueError, match=r"top must be numbers from 1 on"):
         Accuracy((0,))
 

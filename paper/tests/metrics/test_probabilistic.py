@@ -10,9 +10,7 @@ from torch import Tensor
 from smoe.training.task import Metric
 from smoe_paper.metrics import (
     EECRPS,
-    EfiDates,
     GaussianCRPS,
-    GaussianSpreadSkill,
 )
 
 
@@ -28,12 +26,6 @@ def random_forecasts() -> tuple[Tensor, Tensor]:
     target[:, 0] += torch.randn(5, 7, 6, generator=generator, dtype=torch.float64)
     target[:, 3] = 2 * target[:, 3] - 1
     return output, target
-
-
-def pixel_target(truth: list[list[float]], spread: float = 1.0) -> Tensor:
-    """Of one sample, with the ensemble's mean 0."""
-    values = torch.tensor(truth)
-    return torch.stack([values, torch.zeros_like(values), torch.full_like(values, spread)])[None]
 
 
 def test_gaussian_scores_are_those_of_scoringrules() -> None:
@@ -52,23 +44,13 @@ def test_dates_without_an_efi_do_not_count_and_a_hole_in_one_is_told() -> None:
     target[0, 3] = math.nan
     assert score(EECRPS(), output, target) == pytest.approx(expected)
     assert math.isnan(score(EECRPS(), output[:1], target[:1])["eecrps"])
-    # How many were left out is told.
-    assert score(EfiDates(), output, target) == {"efi_dates": len(target) - 1}
-    assert score(EfiDates(), output[:1], target[:1]) == {"efi_dates": 0}
     target[1, 3, 2, 2] = math.nan
     assert math.isnan(score(EECRPS(), output, target)["eecrps"])
-
-
-def test_spread_over_skill_by_hand() -> None:
-    # Shift o0 * s = 1, spread exp(o1) * s = 2 * 2 = 4; truth 3, 1 / 1, 5: errors 2, 0 / 0, 4, mean square 5.
-    prediction = torch.stack([torch.full((2, 2), 0.5), torch.full((2, 2), math.log(2.0))])[None]
-    target = pixel_target([[3.0, 1.0], [1.0, 5.0]], spread=2.0)
-    assert score(GaussianSpreadSkill(), prediction, target) == {"spread_skill": pytest.approx(math.sqrt(16 / 5))}
 
 
 @pytest.mark.parametrize("channel", [0, 1, 2])
 def test_not_a_number_is_told(channel: int) -> None:
     output, target = random_forecasts()
     target[1, channel, 2, 3] = math.nan
-    for metric in (GaussianCRPS(), EECRPS(), GaussianSpreadSkill()):
+    for metric in (GaussianCRPS(), EECRPS()):
         assert all(math.isnan(value) for value in score(metric, output, target).values())

@@ -17,7 +17,7 @@ from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import Learning, assemble_task, convert_net
 from smoe_paper.losses import gaussian_crps_loss
-from smoe_paper.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill
+from smoe_paper.metrics import EECRPS, GaussianCRPS
 from smoe_paper.models import Emos
 
 
@@ -133,6 +133,5 @@ def make_split(
 
 
 def make_scores(*, has_efi: bool) -> list[Metric]:
-    """Returns CRPS, spread over skill, and EECRPS if the EFI is known."""
-    scores: list[Metric] = [GaussianCRPS(), GaussianSpreadSkill()]
-    return [*scores, EECRPS(), EfiDates()] if has_efi else scores
+    """CRPS, and EECRPS if the EFI is known."""
+    return [GaussianCRPS(), EECRPS()] if has_efi else [GaussianCRPS()]

@@ -90,8 +90,7 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
         published={name: paper_results(name, store.task, store.num_members) for name in ENSEMBLE_RECIPES},
         remarks=(
             f"{store.task} from {store.num_members} members. crps, eecrps: of the normal distributions, as in ENS-10, "
-            "without latitude weights; spread_skill: spread over error, 1 is right; efi_dates: forecasts with an "
-            "extreme forecast index, which eecrps is the mean over. The paper's are of ENS-10, 2016-2017: they can be "
-            "compared with a run on these data only.",
+            "without latitude weights; eecrps: of the forecasts with an extreme forecast index. The paper's are of "
+            "ENS-10, 2016-2017: they can be compared with a run on these data only.",
         ),
     )

@@ -16,7 +16,7 @@ from smoe_paper.experiments.experiment import SPLITS, Notify, ReportParts
 from smoe_paper.experiments.task import Learning, OpenRun, assemble_task, make_gate
 from smoe_paper.images import recipes
 from smoe_paper.images.data import DrawnImages, ImageSamples, LabelledImages, read_images, split_training
-from smoe_paper.metrics import Accuracy, ClassErrors, MeanCrossEntropy
+from smoe_paper.metrics import Accuracy, MeanCrossEntropy
 from smoe_paper.models import ImageClassifier
 
 
@@ -84,7 +84,7 @@ def build_task(recipe: recipes.ImageRecipe, splits: tuple[str, ...] = SPLITS, no
         samples["train"] = DrawnImages(images["train"], recipe.data.images_per_epoch, recipe.seed)
     image_set = recipes.IMAGE_SETS[recipe.data.name]
     num_classes = len(image_set.classes)
-    metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
+    metrics: list[Metric] = [Accuracy(), MeanCrossEntropy()]
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), image_set.image_shape, num_classes)
     return assemble_task(recipe, model, torch.nn.CrossEntropyLoss(), metrics, samples)
