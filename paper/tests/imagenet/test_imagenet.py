@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,9 @@ import torch
 
 import smoe
 from image_folders import write_folders
-from small_training import StopAfter, without_times
 from smoe.cli import main
-from smoe.errors import DataError, Interrupted
-from smoe.training.run_directory import RunDirectory, load_checkpoint
+from smoe.errors import DataError
+from smoe.training.run_directory import RunDirectory
 from smoe_paper.experiments.recipe import SgdMomentum
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.tables import Scale
@@ -77,21 +75,6 @@ def test_every_recipe_trains_and_is_evaluated_at_another_size(root: Path, tmp_pa
     values = opened.evaluate("test")
     assert values["cross_entropy"] == pytest.approx(last["test/cross_entropy"], rel=1e-5)
     assert values["accuracy"] == last["test/accuracy"]
-
-
-@pytest.mark.parametrize("num_steps", [1, 2])
-def test_a_stopped_run_ends_as_if_it_never_stopped(root: Path, tmp_path: Path, num_steps: int) -> None:
-    recipe = small("smoe", root)
-    train("imagenet/smoe", recipe, tmp_path / "whole", notify=quietly)
-    with pytest.raises(Interrupted):
-        train(
-            "imagenet/smoe", recipe, tmp_path / "stopped", reporter=StopAfter(num_steps, signal.SIGINT), notify=quietly
-        )
-    train("imagenet/smoe", recipe, tmp_path / "stopped", resume=True, notify=quietly)
-    runs = [RunDirectory(tmp_path / name) for name in ("whole", "stopped")]
-    assert without_times(runs[1].read_history()) == without_times(runs[0].read_history())
-    models = [load_checkpoint(run.best_checkpoint)["model"] for run in runs]
-    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
 
 
 def test_half_precision_is_evaluated_as_it_is_stored(root: Path, tmp_path: Path) -> None:
