@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,21 +30,18 @@ from smoe_paper.benchmarks.timing import circumstances, origin, write_table
 RULES = ("first", "last", "both ends", "largest grids", "smallest grids", "most multiply-adds")
 
 
-def halves_of(changes: Sequence[Change]) -> dict[str, frozenset[str]]:
-    """Names of the layers that the rules pick: those of the least numbers, and of equal ones the last."""
-    numbers = range(len(changes))
-    pixels = [math.prod(change.spatial_shape) for change in changes]
-    keys: tuple[Sequence[float], ...] = (
-        numbers,
-        [-number for number in numbers],
-        [min(number, len(changes) - 1 - number) for number in numbers],
-        [-each for each in pixels],
-        pixels,
-        [-change.multiply_adds[0] for change in changes],
-    )
-    orders = [sorted(numbers, key=lambda number: (key[number], -number)) for key in keys]
-    picked = [frozenset(changes[number].name for number in order[: len(changes) // 2]) for order in orders]
-    return dict(zip(RULES, picked, strict=True))
+def half_of(changes: Sequence[Change], rule: str) -> frozenset[str]:
+    """Names of the layers that a rule picks: those of the least keys, and of equal ones the last."""
+    key: Callable[[int], float] = {
+        "first": lambda number: number,
+        "last": lambda number: -number,
+        "both ends": lambda number: min(number, len(changes) - 1 - number),
+        "largest grids": lambda number: -math.prod(changes[number].spatial_shape),
+        "smallest grids": lambda number: math.prod(changes[number].spatial_shape),
+        "most multiply-adds": lambda number: -changes[number].multiply_adds[0],
+    }[rule]
+    order = sorted(range(len(changes)), key=lambda number: (key(number), -number))
+    return frozenset(changes[number].name for number in order[: len(changes) // 2])
 
 
 @dataclass(frozen=True)
@@ -71,37 +68,30 @@ def _block(*channels: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class UNet(nn.Module):
+class Beside(nn.Module):
+    """What a block makes of an input, and the input: summed, or as more channels."""
+
+    def __init__(self, *body: nn.Module, is_sum: bool = False) -> None:
+        super().__init__()
+        self.body, self.is_sum = nn.Sequential(*body), is_sum
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = self.body(input)
+        return input + output if self.is_sum else torch.cat([output, input], dim=1)
+
+
+def unet(fan_in: int, fan_out: int) -> nn.Module:
     """Three levels of two convolutions each, with strides, and skips."""
-
-    def __init__(self, fan_in: int, fan_out: int) -> None:
-        super().__init__()
-        self.level1, self.level2 = _block(fan_in, 12, 12), _block(12, 16, 16, stride=2)
-        self.level3 = _block(16, 24, 24, stride=2)
-        self.up2, self.up1 = _block(24 + 16, 16, 16), _block(16 + 12, 12, 12)
-        self.up, self.head = nn.Upsample(scale_factor=2), nn.Conv2d(12, fan_out, 3, padding=1)
-
-    def forward(self, input: Tensor) -> Tensor:
-        fine = self.level1(input)
-        middle = self.level2(fine)
-        middle = self.up2(torch.cat([self.up(self.level3(middle)), middle], dim=1))
-        return self.head(self.up1(torch.cat([self.up(middle), fine], dim=1)))
-
-
-class Residual(nn.Module):
-    """An input, and what a block makes of it."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input + self.body(input)
+    level1, level2 = _block(fan_in, 12, 12), _block(12, 16, 16, stride=2)
+    level3, up2, up1 = _block(16, 24, 24, stride=2), _block(24 + 16, 16, 16), _block(16 + 12, 12, 12)
+    up = nn.Upsample(scale_factor=2)
+    inner = Beside(level2, Beside(level3, up), up2, up)
+    return nn.Sequential(level1, inner, up1, nn.Conv2d(12, fan_out, 3, padding=1))
 
 
 def resnet(fan_in: int, fan_out: int) -> nn.Module:
     """Three blocks of two convolutions at full resolution."""
-    blocks = [Residual(_block(12, 12, 12)) for _ in range(3)]
+    blocks = [Beside(_block(12, 12, 12), is_sum=True) for _ in range(3)]
     return nn.Sequential(_block(fan_in, 12), *blocks, nn.Conv2d(12, fan_out, 3, padding=1))
 
 
@@ -111,85 +101,72 @@ def convnext(fan_in: int, fan_out: int) -> nn.Module:
     def block(width: int) -> nn.Module:
         depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
         wide, narrow = nn.Conv2d(width, 2 * width, 1), nn.Conv2d(2 * width, width, 1)
-        return Residual(nn.Sequential(depthwise, nn.GroupNorm(1, width), wide, nn.GELU(), narrow))
+        return Beside(depthwise, nn.GroupNorm(1, width), wide, nn.GELU(), narrow, is_sum=True)
 
     down, up = nn.Conv2d(16, 24, 2, stride=2), nn.ConvTranspose2d(24, 16, 2, stride=2)
-    inner = Residual(nn.Sequential(down, block(24), up))
+    inner = Beside(down, block(24), up, is_sum=True)
     return nn.Sequential(nn.Conv2d(fan_in, 16, 3, padding=1), block(16), inner, block(16), nn.Conv2d(16, fan_out, 1))
 
 
 CASES: dict[str, tuple[Callable[[int, int], nn.Module], str]] = {
-    "U-Net, shallow water": (UNet, "shallow water"),
+    "U-Net, shallow water": (unet, "shallow water"),
     "ResNet, two layers": (resnet, "two layers"),
     "ConvNeXt, advection": (convnext, "advection"),
 }
 
 
-def measure(case: str, seed: int, num_steps: int, known: Mapping[str, float]) -> dict[str, float]:
-    """Test errors of the plain network, the converted one, and those with a half converted; known ones stay."""
+def measure(case: str, seed: int, num_steps: int) -> dict[str, float]:
+    """Test errors of the plain network, the converted one, and those with a half converted."""
     make_net, task = CASES[case]
     lesson = make_lesson(task, seed)
-    example = lesson.train.inputs[:8]
-    net = make_net(lesson.channels[0], lesson.channels[-1])
-    changes = smoe.plan_conversion(net, example_input=example, kernel_size=None).changes
+    fans, example = (lesson.channels[0], lesson.channels[-1]), lesson.train.inputs[:8]
+    changes = smoe.plan_conversion(make_net(*fans), example_input=example, kernel_size=None).changes
+    picked = {"plain": frozenset[str](), "all": frozenset(change.name for change in changes)}
+    picked |= {rule: half_of(changes, rule) for rule in RULES}
     found: dict[frozenset[str], float] = {}
-
-    def error(names: frozenset[str]) -> float:
+    for names in picked.values():
         if names not in found:
             torch.manual_seed(seed)
-            student = make_net(lesson.channels[0], lesson.channels[-1])
+            student = make_net(*fans)
             if names:
-                chosen = {"kernel_size": None, "predicate": lambda name, _: name in names}
+                chosen = {"kernel_size": None, "predicate": lambda name, _, names=names: name in names}
                 student = smoe.convert(student, example_input=example, **chosen)
             train(student, lesson, seed, Course(rate=3e-3, num_steps=num_steps))
             found[names] = error_of(student, lesson, lesson.test)
-        return found[names]
-
-    everything = frozenset(change.name for change in changes)
-    halves = {"plain": frozenset[str](), "all": everything, **halves_of(changes)}
-    return {name: known[name] if name in known else error(names) for name, names in halves.items()}
+    return {rule: found[names] for rule, names in picked.items()}
 
 
 def run(options: HalvesOptions) -> str:
-    """Measures what is missing, seed after seed, and returns the table as Markdown."""
+    """Measures the seeds that are missing, one after the other, and returns the table as Markdown."""
     torch.set_num_threads(1)
     stored = options.output.with_suffix(".jsonl")
-    stored_rows = map(json.loads, stored.read_text().splitlines() if stored.exists() else [])
-    errors: dict[str, list[dict[str, float]]] = {row["network, task"]: row["errors"] for row in stored_rows}
-    cells = [(seed, case) for seed in range(options.num_seeds) for case in CASES]
-    for seed, case in track(cells, description="halves", disable=not sys.stderr.isatty()):
-        of_seeds = errors.setdefault(case, [])
-        known = of_seeds.pop(seed) if seed < len(of_seeds) else {}
-        of_seeds.insert(seed, measure(case, seed, options.num_steps, known))
-        _write(options, errors)
-    return _write(options, errors)
+    lines = stored.read_text().splitlines() if stored.exists() else []
+    known: dict[str, dict[str, Any]] = {row["network, task"]: row for row in map(json.loads, lines)}
+    for seed, case in track(list(itertools.product(range(options.num_seeds), CASES)), disable=not sys.stderr.isatty()):
+        of_seeds: list[dict[str, float]] = known[case]["errors"] if case in known else []
+        if len(of_seeds) == seed:
+            known[case] = _row(case, [*of_seeds, measure(case, seed, options.num_steps)])
+            _write(options, known)
+    return _write(options, known)
 
 
-def _write(options: HalvesOptions, errors: dict[str, list[dict[str, float]]]) -> str:
-    rows: list[dict[str, Any]] = []
-    for case in CASES:
-        of_seeds = [found for found in errors.get(case, []) if found.keys() >= set(RULES)]
-        if not of_seeds:
-            continue
-        mean = {name: statistics.mean(found[name] for found in of_seeds) for name in ("plain", "all", *RULES)}
-        gain = mean["plain"] - mean["all"]
-        kept = {rule: f"{(mean['plain'] - mean[rule]) / gain:.0%}" for rule in RULES}
-        row = {
-            "network, task": case,
-            "seeds": len(of_seeds),
-            "plain": f"{mean['plain']:.2g}",
-            "all": f"{mean['all']:.2g}",
-            **kept,
-        }
-        rows.append({**row, "errors": of_seeds, **circumstances()})
+def _write(options: HalvesOptions, known: dict[str, dict[str, Any]]) -> str:
+    rows = [known[case] for case in CASES if case in known]
     notes = (
         "Plain, all: test error over variance with no and with every convolution converted, means of the seeds. Others "
         "are the share of this gain that half of the layers keep; of equal ones the last. "
-        f"{options.num_steps} steps of AdamW 3e-3, "
-        f"16 x 16 pixels. {origin(rows[-1])}"
+        f"{options.num_steps} steps of AdamW 3e-3, 16 x 16 pixels. {origin(rows[-1])}"
     )
-    columns = [name for name in rows[0] if name not in ("errors", *circumstances())]
+    columns = ["network, task", "seeds", "plain", "all", *RULES]
     return write_table(options.output, "Half of the layers", "smoe bench halves", columns, rows, notes)
+
+
+def _row(case: str, of_seeds: list[dict[str, float]]) -> dict[str, Any]:
+    mean = {name: statistics.mean(found[name] for found in of_seeds) for name in ("plain", "all", *RULES)}
+    gain = mean["plain"] - mean["all"]
+    kept = {rule: f"{(mean['plain'] - mean[rule]) / gain:.0%}" for rule in RULES}
+    numbers = {"seeds": len(of_seeds), "plain": f"{mean['plain']:.2g}", "all": f"{mean['all']:.2g}"}
+    return {"network, task": case, **numbers, **kept, "errors": of_seeds, **circumstances()}
 
 
 def main(args: list[str] | None = None) -> None:
