@@ -13,7 +13,7 @@ from zarr.codecs import BloscCodec
 from gridded_files import regional, times
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
-from smoe.gridded._output import check_output, with_provenance, write_cf, write_cf_by_year
+from smoe.gridded._output import check_output, with_provenance, write_cf
 from smoe.gridded._source import FieldSource
 from smoe.gridded._tables import (
     FieldMoments,
@@ -291,15 +291,6 @@ def test_names_that_a_file_cannot_have(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"illegal characters: .*; rename the variable, or write a \.zarr"):
         write_cf(regional(4, name="t2m "), tmp_path / "out.nc")
     assert not list(tmp_path.iterdir())
-
-
-def test_years_become_files(tmp_path: Path) -> None:
-    small = regional(4)
-    small = small.assign_coords(time=np.array(["2001-06-01", "2002-06-01", "2002-07-01", "2003-01-01"], "M8[ns]"))
-    paths = write_cf_by_year(small, tmp_path / "p.nc", "time")
-    assert [path.name for path in paths] == ["p_2001.nc", "p_2002.nc", "p_2003.nc"]
-    with xr.open_dataset(paths[1]) as part:
-        np.testing.assert_array_equal(part["t2m"].values, small["t2m"].values[1:3])
 
 
 def test_an_output_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:

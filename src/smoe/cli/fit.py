@@ -151,14 +151,13 @@ class Predict:
 
     Commands to copy:
       smoe predict runs/mine new.nc -o predicted.nc
-      smoe predict runs/mine "new_*.nc" -o predicted.nc --per-year
+      smoe predict runs/mine "new_*.nc" -o predicted.zarr
 
     Attributes:
         model: Folder that `smoe fit` wrote, or `GridRegressor.save`.
         inputs: New inputs: variables, units and grid must be those of the fit.
         output: File that ends with .nc, or folder that ends with .zarr.
         open: Arguments of `xarray.open_dataset` for the files, as KEY=VALUE.
-        per_year: Write one file for each year.
         overwrite: Replace an output that exists.
     """
 
@@ -166,7 +165,6 @@ class Predict:
     inputs: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INPUTS")]
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     open: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
-    per_year: bool = False
     overwrite: bool = False
 
 
@@ -177,18 +175,10 @@ def run_predict(args: list[str]) -> int:
     from smoe.regression import GridRegressor
     from smoe.regression._regressor import write_predictions
 
-    if not options.per_year:
-        check_output(options.output, overwrite=options.overwrite)
+    check_output(options.output, overwrite=options.overwrite)
     model = GridRegressor.load(options.model)
     with warnings_as_lines():
-        paths = write_predictions(
-            model,
-            options.inputs,
-            options.output,
-            per_year=options.per_year,
-            overwrite=options.overwrite,
-            open_options=read_open_options(options.open),
-        )
-    for path in paths:
-        sys.stdout.write(f"{path}\n")
+        open_options = read_open_options(options.open)
+        write_predictions(model, options.inputs, options.output, overwrite=options.overwrite, open_options=open_options)
+    sys.stdout.write(f"{options.output}\n")
     return 0

@@ -17,7 +17,6 @@ from smoe.gridded._output import (
     check_output,
     with_provenance,
     write_cf,
-    write_cf_by_year,
 )
 from smoe.gridded._source import Channel, FieldSource
 from smoe.gridded._tables import (

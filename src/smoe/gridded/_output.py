@@ -79,18 +79,6 @@ def _write(dataset: xr.Dataset, path: Path) -> None:
         dataset.to_netcdf(path, engine="netcdf4", encoding=_netcdf_encoding(dataset))
 
 
-def write_cf_by_year(dataset: xr.Dataset, path: Path, time: str, *, overwrite: bool = False) -> list[Path]:
-    """Writes one file for each year of a time coordinate: `predicted.nc` becomes `predicted_2016.nc`, ..."""
-    years = dataset[time].dt.year
-    names = sorted({int(year) for year in years.values})
-    paths = [path.with_name(f"{path.stem}_{year:04d}{path.suffix}") for year in names]
-    for each in paths:
-        check_output(each, overwrite=overwrite)
-    for year, each in zip(names, paths, strict=True):
-        write_cf(dataset.isel({str(dataset[time].dims[0]): (years == year).values}), each, overwrite=overwrite)
-    return paths
-
-
 def _netcdf_encoding(dataset: xr.Dataset) -> dict[str, Any]:
     encoding: dict[str, Any] = {}
     for name, array in dataset.data_vars.items():

@@ -275,17 +275,6 @@ class Fitted(Learned):
             raise DataError(f"the model has no period {which!r}; {suggest(which, self.bounds)}")
         return Period(*self.bounds[which], self.calendar)
 
-    def worse_than_plain(self) -> str | None:
-        """A warning if the plain net of the same size is better on the validation part, with what becomes of it."""
-        ours, plain = self.validation.get("net"), self.validation.get("plain")
-        if ours is None or plain is None or not ours > plain:
-            return None
-        reason = "the location may not matter for these data, or the training needs more samples or epochs"
-        values = f"objective {plain:.4g} of the plain net, {ours:.4g} of the {self.net_kind}, 1 of {self.base}"
-        if self.kept == "plain":
-            return f"the plain net predicts, it was better on validation than the {self.net_kind} ({values}): {reason}"
-        return f"the model was worse on validation than the plain net of the same size ({values}): {reason}"
-
     @property
     def weakness(self) -> str | None:
         """What must be said of a net that predicts though its base alone was better in the validation period."""
@@ -302,12 +291,9 @@ class Fitted(Learned):
 
     def remarks(self) -> tuple[str, ...]:
         """What the scores must say of the model beside the plain net and simple predictions."""
-        plain = self.worse_than_plain() if self.kept in ("net", "plain") else None
-        if self.plain is None and self.options.net not in SIMPLE:
-            plain = (
-                "no plain net was fitted to compare with, so whether the location matters for these data is not known"
-            )
-        return tuple(each for each in (self.verdict, plain, self.weakness) if each)
+        unknown = "no plain net was fitted to compare with, so whether the location matters for these data is not known"
+        is_alone = self.plain is None and self.options.net not in SIMPLE
+        return tuple(each for each in (self.verdict, unknown if is_alone else None, self.weakness) if each)
 
 
 def best_validation(records: Sequence[Mapping[str, Any]]) -> float | None:

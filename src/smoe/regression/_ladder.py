@@ -268,7 +268,12 @@ class Ladder:
         return dynamic.reshape(*dynamic.shape[:2], -1)
 
     def familiarity(self, inputs: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """How much of a net's share is left where the level of an input is beyond all that nets have seen, `(N,)`."""
+        """How much of a net's share is left where the level of an input is beyond all that nets have seen, `(N,)`.
+
+        Of forecasts, which pass the level on; of other targets a regression knows no more than nets.
+        """
+        if (self.passed < 0).any():
+            return np.ones(len(inputs))
         return self.design.anomalies.familiarity(self._dynamic(inputs), starts)
 
     def level(self, moved: np.ndarray) -> np.ndarray:

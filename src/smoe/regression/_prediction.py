@@ -89,15 +89,13 @@ def predict_lazily(fitted: Fitted, source: FieldSource) -> xr.Dataset:
     like = predict_positions(fitted, source, np.arange(source.num_leads))
     if source.labels is None:
         return like
-    # No block holds two years, which may be written to two files.
-    years = np.repeat(source.labels.months(source.labels.seconds) // 12, source.num_leads)
-    firsts = [np.arange(0, len(years), _block_size(fitted, source)), np.flatnonzero(np.diff(years)) + 1]
-    edges = [*np.unique(np.concatenate(firsts)).tolist(), len(years)]
+    count = source.num_positions
+    edges = [*range(0, count, _block_size(fitted, source)), count]
     # The function knows the model: of arguments dask would look for arrays of its own.
     predict: Any = dask.delayed(lambda first, last: predict_positions(fitted, source, np.arange(first, last)))
     blocks = [(predict(first, last), (last - first) // source.num_leads) for first, last in itertools.pairwise(edges)]
-    coordinates, (dim, *_), _ = sample_coordinates(fitted, source, np.arange(len(years)))
-    coordinates |= _lead_coordinates(fitted, source, np.arange(len(years)))
+    coordinates, (dim, *_), _ = sample_coordinates(fitted, source, np.arange(count))
+    coordinates |= _lead_coordinates(fitted, source, np.arange(count))
 
     def joined(name: str, array: xr.DataArray) -> Any:
         parts = [dask.array.from_delayed(each[name].values, (n, *array.shape[1:]), array.dtype) for each, n in blocks]

@@ -28,7 +28,6 @@ from smoe.gridded import (
     parse_lead,
     with_provenance,
     write_cf,
-    write_cf_by_year,
 )
 from smoe.regression._fitted import Fitted, OutputLayout, pixel_weights
 from smoe.regression._ladder import fit_trees, num_channels
@@ -333,9 +332,7 @@ class GridRegressor:
             samples=prepared.samples,
             notes=(*prepared.notes, *prepared.warnings),
         )
-        for line in (fitted.verdict, fitted.worse_than_plain() if fitted.kept in ("net", "plain") else None):
-            if line:
-                notify(line)
+        notify(fitted.verdict)
         if compares:
             trees = fit_trees(train, validation, ladders.neighbours, weights, options.seed)
             fitted = replace(fitted, trees=trees)
@@ -552,9 +549,8 @@ def _blocks(pairs: Pairs, folds: int) -> list[Period]:
 
 
 def write_predictions(
-    model: Any, inputs: Any, output: Path, *, per_year: bool = False, overwrite: bool = False,
-    open_options: OpenOptions | None = None,
-) -> list[Path]:  # fmt: skip
+    model: Any, inputs: Any, output: Path, *, overwrite: bool = False, open_options: OpenOptions | None = None
+) -> None:
     """Predicts a block of times at once, so that inputs may be larger than memory, and writes what was predicted."""
     import dask
 
@@ -563,14 +559,4 @@ def write_predictions(
     whole = with_provenance(whole, f"predicted by smoe predict ({fitted.describe()})")
     # One block after the other: each takes as much memory as there is for it.
     with dask.config.set(scheduler="synchronous"):
-        if per_year:
-            return write_cf_by_year(whole, output, _time_of(whole), overwrite=overwrite)
         write_cf(whole, output, overwrite=overwrite)
-    return [output]
-
-
-def _time_of(dataset: Any) -> str:
-    for name in ("valid_time", *map(str, dataset.coords)):
-        if name in dataset.coords and dataset[name].ndim == 1 and dataset[name].dtype.kind in "MO":
-            return name
-    raise DataError("the predictions have no times, so they cannot be written by years: leave --per-year out")

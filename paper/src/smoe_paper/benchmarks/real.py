@@ -19,7 +19,7 @@ import sys
 import time
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,12 @@ class Task:
         read: Reads inputs and targets, given the folders `cache` and `real`.
         options: Options of the regressor.
         periods: Periods to train, validate and test.
-        steps: Times from an input to its target.
         needs_real: Whether the data are in the folder `--real`.
     """
 
     read: Callable[[Path, Path], tuple[xr.Dataset, xr.Dataset]]
     options: dict[str, Any] = field(default_factory=dict)
     periods: dict[str, Any] = field(default_factory=dict)
-    steps: int = 0
     needs_real: bool = False
 
 
@@ -119,20 +117,20 @@ _SCENARIO = {"train": "1860:2020", "validation": "2021:2050", "test": "2051:2100
 
 TASKS = {
     "winds, next month": Task(
-        _same(lambda cache, _: _winds(cache)), {"lead": "1 month"}, {"validation": "1990", "test": "1991:1992"}, 1
+        _same(lambda cache, _: _winds(cache)), {"lead": "1 month"}, {"validation": "1990", "test": "1991:1992"}
     ),
     "winds, V from U": Task(
         lambda cache, _: (_winds(cache)[["UWND"]], _winds(cache)[["VWND"]]),
         periods={"validation": "1990", "test": "1991:1992"},
     ),
     "OSTIA, next month": Task(
-        _same(lambda *_: _iris("ostia_monthly.nc", "surface_temperature")), {"lead": "1 month"}, _OSTIA, 1
+        _same(lambda *_: _iris("ostia_monthly.nc", "surface_temperature")), {"lead": "1 month"}, _OSTIA
     ),
     "OSTIA, in two months": Task(
-        _same(lambda *_: _iris("ostia_monthly.nc", "surface_temperature")), {"lead": "2 months"}, _OSTIA, 2
+        _same(lambda *_: _iris("ostia_monthly.nc", "surface_temperature")), {"lead": "2 months"}, _OSTIA
     ),
     "OSTIA, in three months": Task(
-        _same(lambda *_: _iris("ostia_monthly.nc", "surface_temperature")), {"lead": "3 months"}, _OSTIA, 3
+        _same(lambda *_: _iris("ostia_monthly.nc", "surface_temperature")), {"lead": "3 months"}, _OSTIA
     ),
     "A1B to E1": Task(
         lambda *_: (_iris("A1B_north_america.nc", "air_temperature"), _iris("E1_north_america.nc", "air_temperature")),
@@ -140,45 +138,45 @@ TASKS = {
     ),
     "A1B, next year": Task(
         _same(lambda *_: _iris("A1B_north_america.nc", "air_temperature")),
-        {"lead": "1 year"}, {"train": "1860:1980", "validation": "1981:2000", "test": "2001:2040"}, 1,
+        {"lead": "1 year"}, {"train": "1860:1980", "validation": "1981:2000", "test": "2001:2040"},
     ),
     "A1B, in ten years": Task(
         _same(lambda *_: _iris("A1B_north_america.nc", "air_temperature")),
-        {"lead": "10 years"}, {"train": "1860:1990", "validation": "1991:2015", "test": "2016:2060"}, 10,
+        {"lead": "10 years"}, {"train": "1860:1990", "validation": "1991:2015", "test": "2016:2060"},
     ),
     "E1, next year": Task(
         _same(lambda *_: _iris("E1_north_america.nc", "air_temperature")),
-        {"lead": "1 year"}, {"train": "1860:1995", "validation": "1996:2015", "test": "2016:2055"}, 1,
+        {"lead": "1 year"}, {"train": "1860:1995", "validation": "1996:2015", "test": "2016:2055"},
     ),
     "Z500 winter, next year": Task(
         _same(lambda cache, _: _eofs(cache, "hgt_djf.nc", "z")),
-        {"lead": "1 year"}, {"train": ":1990", "validation": "1991:2000", "test": "2001:"}, 1,
+        {"lead": "1 year"}, {"train": ":1990", "validation": "1991:2000", "test": "2001:"},
     ),
     "SST winter, next year": Task(
         _same(lambda cache, _: _eofs(cache, "sst_ndjfm_anom.nc", "sst")),
-        {"lead": "1 year"}, {"train": ":1993", "validation": "1994:2002", "test": "2003:"}, 1,
+        {"lead": "1 year"}, {"train": ":1993", "validation": "1994:2002", "test": "2003:"},
     ),
     "ERA5 UK, in 6 hours": Task(
         _same(lambda _, real: _uk(real).isel(latitude=slice(None, None, 2), longitude=slice(None, None, 2))),
-        {"lead": "6h"}, _MARCH, 6, needs_real=True,
+        {"lead": "6h"}, _MARCH, needs_real=True,
     ),
     "ERA5 UK, in 12 hours": Task(
         _same(lambda _, real: _uk(real).isel(latitude=slice(None, None, 2), longitude=slice(None, None, 2))),
-        {"lead": "12h"}, _MARCH, 12, needs_real=True,
+        {"lead": "12h"}, _MARCH, needs_real=True,
     ),
     "ERA5 UK, in 24 hours": Task(
         _same(lambda _, real: _uk(real).isel(latitude=slice(None, None, 2), longitude=slice(None, None, 2))),
-        {"lead": "24h"}, _MARCH, 24, needs_real=True,
+        {"lead": "24h"}, _MARCH, needs_real=True,
     ),
     "ERA5 UK, downscaling": Task(lambda _, real: _downscaling(real), {"regrid": True}, _MARCH, needs_real=True),
     "CanESM2, tasmin from tasmax": Task(
         lambda _, real: (_canesm(real, "tasmax"), _canesm(real, "tasmin")), periods=_YEAR, needs_real=True
     ),
     "CanESM2, tasmax tomorrow": Task(
-        _same(lambda _, real: _canesm(real, "tasmax")), {"lead": "1D"}, _YEAR, 1, needs_real=True
+        _same(lambda _, real: _canesm(real, "tasmax")), {"lead": "1D"}, _YEAR, needs_real=True
     ),
     "CanESM2, tasmin in two days": Task(
-        _same(lambda _, real: _canesm(real, "tasmin")), {"lead": "2D"}, _YEAR, 2, needs_real=True
+        _same(lambda _, real: _canesm(real, "tasmin")), {"lead": "2D"}, _YEAR, needs_real=True
     ),
 }  # fmt: skip
 
@@ -299,6 +297,7 @@ def measure(name: str, seed: int, cache: Path, real: Path) -> dict[str, Any]:
     import torch
 
     import smoe
+    from smoe.regression._preparation import prepare
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -312,7 +311,10 @@ def measure(name: str, seed: int, cache: Path, real: Path) -> dict[str, Any]:
     table = model.score(x, y)
     rmse = {row: list(values) for row, values in table.rmse.items()}
     errors = {row: np.asarray(values) for row, values in table.squared.items()}
-    others = by_hand(task, x, y) | {U_NET: _unet_errors(model, task, x, y)} if seed == 0 else {}
+    others: dict[str, np.ndarray] = {}
+    if seed == 0:
+        samples = prepare(x, y, model.options, task.periods, cache=cache).splits
+        others = by_hand(samples, model.fitted.pixel_weights) | {U_NET: _unet_errors(model, task, x, y)}
     for row, each in others.items():
         if len(each) == len(errors["model"]):
             errors[row] = each
@@ -358,16 +360,13 @@ def paired_spread(ours: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.std(found, axis=0)
 
 
-def by_hand(task: Task, x: xr.Dataset, y: xr.Dataset) -> dict[str, np.ndarray]:
+def by_hand(samples: Mapping[str, Any], weights: np.ndarray) -> dict[str, np.ndarray]:
     """Squared error at each time of the test period and target of two regressions as one would write them."""
-    before, after, starts, valid, weights = _aligned(task, x, y)
-    test = _inside(task.periods["test"], starts, valid)
-    if "train" in task.periods:
-        seen = [_inside(task.periods[part], starts, valid) for part in ("train", "validation")]
-        train = np.flatnonzero(seen[0] | seen[1])
-    else:
-        train = np.flatnonzero(valid < starts[test].min())
-    days = valid.astype("datetime64[s]").astype(np.int64) / 86400.0
+    past, test = [samples["train"], samples["validation"]], samples["test"]
+    pairs = [each.physical(np.arange(len(each))) for each in (*past, test)]
+    before, after = (np.concatenate([pair[n] for pair in pairs]) for n in (0, 1))
+    train, last = slice(0, -len(test)), slice(-len(test), None)
+    days = np.concatenate([each.pairs.valid for each in (*past, test)]) / 86400.0
     length = 1.0 if np.median(np.diff(days)) < 1.0 else 365.2425
     has_cycle = np.ptp(days[train]) >= length and np.median(np.diff(days)) < 180.0
     waves = [wave(2.0 * np.pi * n * days / length) for n in (1, 2) for wave in (np.cos, np.sin)] if has_cycle else []
@@ -375,79 +374,38 @@ def by_hand(task: Task, x: xr.Dataset, y: xr.Dataset) -> dict[str, np.ndarray]:
     padded = np.pad(np.nan_to_num(before), ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
     rows, columns = before.shape[2:]
     around = np.stack([padded[:, :, i : i + rows, j : j + columns] for i in range(3) for j in range(3)], axis=2)
-    around = around.reshape(*around.shape[:3], -1)
-    fold = np.arange(len(train)) * 5 // len(train)
+    around = around.reshape(len(days), -1, rows * columns)
+    fold = np.arange(len(days[train])) * 5 // len(days[train])
     penalties = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
-    found = {row: np.zeros((int(test.sum()), after.shape[1])) for row in BY_HAND}
+    found = {row: np.zeros((len(test), after.shape[1])) for row in BY_HAND}
     for target in range(after.shape[1]):
-        truth = after[:, target].reshape(len(after), -1)
+        truth = after[:, target].reshape(len(days), -1)
         kept = np.flatnonzero(~np.isnan(truth).any(axis=0))
-        squares = {row: np.zeros((int(test.sum()), len(kept))) for row in BY_HAND}
-        own = min(target, before.shape[1] - 1)
-        held = np.zeros(len(penalties))
-        parts = []
+        own = 9 * min(target, before.shape[1] - 1) + 4
+        held, normal = np.zeros(len(penalties)), []
         for place, pixel in enumerate(kept):
-            inputs = around[:, :, :, pixel].reshape(len(truth), -1)
+            inputs, share = around[:, :, pixel], weights.ravel()[pixel] / weights.ravel()[kept].sum()
             inputs = inputs - time_columns @ np.linalg.lstsq(time_columns[train], inputs[train], rcond=None)[0]
             inputs /= np.maximum(inputs[train].std(axis=0), 1e-12)
             design = np.concatenate([time_columns, inputs], axis=1)
-            damped = np.concatenate([time_columns, inputs[:, own * 9 + 4 : own * 9 + 5]], axis=1)
-            found_damped = np.linalg.lstsq(damped[train], truth[train, pixel], rcond=None)[0]
-            squares[BY_HAND[0]][:, place] = np.square(damped[test] @ found_damped - truth[test, pixel])
-            of_folds = [(design[train[fold == n]].T @ design[train[fold == n]],
-                         design[train[fold == n]].T @ truth[train[fold == n], pixel]) for n in range(5)]  # fmt: skip
-            gram, cross = sum(each[0] for each in of_folds), sum(each[1] for each in of_folds)
-            diagonal = np.append(np.zeros(time_columns.shape[1]), np.ones(inputs.shape[1])) * len(train)
-            if place % max(1, len(kept) // 100) == 0:
-                for number, penalty in enumerate(penalties):
-                    for n, (of_gram, of_cross) in enumerate(of_folds):
-                        system = gram - of_gram + np.diag(0.8 * penalty * diagonal + 1e-9)
-                        coefficients = np.linalg.solve(system, cross - of_cross)
-                        rest = design[train[fold == n]] @ coefficients - truth[train[fold == n], pixel]
-                        held[number] += np.square(rest).sum()
-            parts.append((pixel, design[test], gram, cross, diagonal))
-        best = penalties[int(np.argmin(held))]
-        for place, (pixel, columns_of_test, gram, cross, diagonal) in enumerate(parts):
-            coefficients = np.linalg.solve(gram + np.diag(best * diagonal + 1e-9), cross)
-            squares[BY_HAND[1]][:, place] = np.square(columns_of_test @ coefficients - truth[test, pixel])
-        for row, each in squares.items():
-            found[row][:, target] = each @ weights[kept] / weights[kept].sum()
+            damped = np.concatenate([time_columns, inputs[:, own : own + 1]], axis=1)
+            coefficients = np.linalg.lstsq(damped[train], truth[train, pixel], rcond=None)[0]
+            found[BY_HAND[0]][:, target] += share * np.square(damped[last] @ coefficients - truth[last, pixel])
+            penalised = np.diag(np.append(np.zeros(time_columns.shape[1]), np.ones(inputs.shape[1])))
+            for number in range(5 if place % max(1, len(kept) // 100) == 0 else 0):
+                seen, rest = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+                gram, cross = design[seen].T @ design[seen], design[seen].T @ truth[seen, pixel]
+                for which, penalty in enumerate(penalties):
+                    system = gram + penalty * len(seen) * penalised + 1e-9 * np.eye(len(gram))
+                    error = design[rest] @ np.linalg.solve(system, cross) - truth[rest, pixel]
+                    held[which] += np.square(error).sum()
+            gram = design[train].T @ design[train] + 1e-9 * np.eye(design.shape[1])
+            normal.append((pixel, share, design[last], gram, design[train].T @ truth[train, pixel], penalised))
+        best = penalties[int(np.argmin(held))] * len(fold)
+        for pixel, share, of_test, gram, cross, penalised in normal:
+            error = of_test @ np.linalg.solve(gram + best * penalised, cross) - truth[last, pixel]
+            found[BY_HAND[1]][:, target] += share * np.square(error)
     return found
-
-
-def _aligned(task: Task, x: xr.Dataset, y: xr.Dataset) -> tuple[np.ndarray, ...]:
-    if task.options.get("regrid"):
-        x = x.interp(latitude=y["latitude"], longitude=y["longitude"])
-    time_name = next(str(name) for name in y[next(iter(y.data_vars))].dims if "time" in str(name).lower())
-    before, after = (
-        np.stack([each[name].squeeze().transpose(time_name, ...).values for name in each.data_vars], axis=1)
-        for each in (x, y)
-    )
-    times = np.asarray([np.datetime64(_text(each)) for each in y[time_name].values])
-    latitude = next((y[name] for name in y.coords if "lat" in str(name).lower() or str(name) == "FNOCY"), None)
-    assert latitude is not None
-    cosines = np.maximum(np.cos(np.deg2rad(np.asarray(latitude.values, np.float64))), 1e-9)
-    weights = np.repeat(cosines[:, None], after.shape[3], axis=1).ravel()
-    last = len(times) - task.steps
-    return before[:last], after[task.steps :], times[:last], times[task.steps :], weights
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, np.datetime64):
-        return str(value)
-    return f"{value.year:04d}-{value.month:02d}-{min(value.day, 28):02d}T{value.hour:02d}:00"
-
-
-def _inside(period: str, starts: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    first, colon, last = period.partition(":")
-    last = last if colon else first
-    inside = np.ones(len(starts), dtype=bool)
-    for times in (starts, valid):
-        if first:
-            inside &= times >= np.datetime64(first)
-        if last:
-            inside &= times < np.datetime64(last) + np.timedelta64(1, {4: "Y", 7: "M"}.get(len(last), "D"))
-    return inside
 
 
 if __name__ == "__main__":
