@@ -172,7 +172,6 @@ def test_the_kernel_computes_its_definition(
 
 def test_operators_are_well_defined_for_compilers() -> None:
     scores, seed = torch.randn(1, 7, 9), torch.tensor(5)
-    torch.library.opcheck(torch.ops.smoe.sample_families.default, (scores, 3, seed, 0.01))
     torch.library.opcheck(torch.ops.smoe.sample_factorised.default, (scores[0, :, :3], scores[0, :3], 3, seed, 0.01))
     torch.library.opcheck(torch.ops.smoe.family_gradient.default, (scores, scores + 1.0, 3, 1.0, torch.ones(())))
 

@@ -11,9 +11,6 @@
 //
 // The best one alone needs no ranks: it is the running maximum, whose number is kept beside it.
 //
-// Families divide the experts among the slots: a slot takes the best of its own family, and channels keep their
-// meaning.
-//
 // Lanes are consecutive pixels. A block copies its scores to [X][lanes], 16 KB for 256 experts, which stay in the first
 // cache. Eight experts' scores and counts are held in registers while the others stream by. Each pixel is ranked by one
 // thread: nothing depends on their number.
@@ -303,39 +300,8 @@ bool rank_all(const Ranking& ranking, int64_t threads) {
     return found_bad != 0;
 }
 
-// The best expert of each family; the first `experts % families` families have one expert more than the others.
-bool rank_families(const Ranking& ranking, int64_t threads) {
-    const int64_t blocks = (ranking.pixels + kPixels - 1) / kPixels;
-    const int64_t size = ranking.experts / ranking.selected, larger = ranking.experts % ranking.selected;
-    int found_bad = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) reduction(| : found_bad) collapse(2)
-    for (int64_t family = 0; family < ranking.selected; ++family) {
-        for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t start = family * size + std::min(family, larger);
-            const Ranking own{ranking.scores + start * ranking.pixels, size + (family < larger), 1, ranking.pixels,
-                              ranking.indices + family * ranking.pixels};
-            const int64_t begin = block * kPixels;
-            const int64_t count = std::min<int64_t>(kPixels, ranking.pixels - begin);
-            Counts is_bad = {};
-            find_best(own, begin, count, is_bad);
-            for (int64_t pixel = begin; pixel < begin + count; ++pixel) {
-                own.indices[pixel] += static_cast<int32_t>(start);
-            }
-            for (int64_t lane = 0; lane < kPixels; ++lane) found_bad |= is_bad[lane];
-        }
-    }
-    return found_bad != 0;
-}
-
 }  // namespace
 }  // namespace smoe
-
-// scores (X, P) to indices (E, P), the best of each family; otherwise as smoe_top_experts.
-extern "C" int smoe_family_experts(const float* scores, int64_t experts, int64_t selected, int64_t pixels,
-                                   int32_t* indices, int64_t* is_nonfinite, int64_t threads) {
-    *is_nonfinite = smoe::rank_families({scores, experts, selected, pixels, indices}, threads);
-    return 0;
-}
 
 // scores (X, P) to indices (E, P), best first; is_nonfinite is set to whether a score is not finite.
 extern "C" int smoe_top_experts(const float* scores, int64_t experts, int64_t selected, int64_t pixels,

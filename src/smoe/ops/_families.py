@@ -8,16 +8,9 @@ import math
 import torch
 
 from smoe.ops._conv_kernels import make_problem
-from smoe.ops._operators import call_operator, has_transforms, library_for, num_threads, register_operator
-from smoe.ops._routing import family_members, refuse_nonfinite
+from smoe.ops._operators import call_operator, library_for, num_threads, register_operator
+from smoe.ops._routing import MASK, PLACE_FACTOR, best_of_families, refuse_nonfinite, scramble, unscramble
 
-# Numbers of 32 bits, held in int64.
-_MASK = 0xFFFFFFFF
-# Factor of a place in the hash of the noise, and the factors of the bijection that makes it pass as random, with their
-# inverses modulo 2^32.
-_PLACE_FACTOR = 0x9E3779B9
-_FACTORS = (0x7FEB352D, 0x846CA68B)
-_INVERSES = tuple(pow(factor, -1, 1 << 32) for factor in _FACTORS)
 # Difference of two scores, over the temperature, above which the gradient takes it for this; in exponential.h, too.
 LARGEST_GAP = 4.0
 # Standard deviation of the sum of four bytes.
@@ -52,7 +45,7 @@ def sample_families(scores: torch.Tensor, num_selected: int, seed: torch.Tensor,
     Returns:
         Expert numbers `(1, E, P)`, int32.
     """
-    return call_operator(_sample, scores.detach(), num_selected, seed, noise / BYTES_STD)
+    return call_operator(best_of_families, scores.detach(), num_selected, seed, noise / BYTES_STD)
 
 
 def shifted_seed(seed: torch.Tensor, place: int) -> torch.Tensor:
@@ -62,71 +55,7 @@ def shifted_seed(seed: torch.Tensor, place: int) -> torch.Tensor:
         seed: Seed of the noise of all experts, an int64 scalar.
         place: Number of the first expert of the part times P.
     """
-    return _unscramble((_scramble(seed & _MASK) + (place * _PLACE_FACTOR & _MASK)) & _MASK)
-
-
-def _scramble(bits: torch.Tensor) -> torch.Tensor:
-    """A bijection of 32 bits, held in int64, whose outputs pass as random (lowbias32)."""
-    bits = bits ^ (bits >> 16)
-    bits = (bits * _FACTORS[0]) & _MASK
-    bits = bits ^ (bits >> 15)
-    bits = (bits * _FACTORS[1]) & _MASK
-    return bits ^ (bits >> 16)
-
-
-def _unscramble(bits: torch.Tensor) -> torch.Tensor:
-    """The inverse of `_scramble`."""
-    bits = bits ^ (bits >> 16)
-    bits = (bits * _INVERSES[1]) & _MASK
-    bits = bits ^ (bits >> 15) ^ (bits >> 30)
-    bits = (bits * _INVERSES[0]) & _MASK
-    return bits ^ (bits >> 16)
-
-
-def _dense_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, factor: float) -> torch.Tensor:
-    if scores.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms()):
-        refuse_nonfinite(scores)
-    place = torch.arange(scores.shape[1] * scores.shape[2], device=scores.device) & _MASK
-    bits = _scramble((place * _PLACE_FACTOR + _scramble(seed & _MASK)) & _MASK)
-    noise = (bits & 0xFF) + ((bits >> 8) & 0xFF) + ((bits >> 16) & 0xFF) + (bits >> 24) - 510
-    noisy = scores + factor * noise.to(scores.dtype).view(1, *scores.shape[1:])
-    noisy = noisy.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    # A family smaller than the largest repeats its first expert, which changes no maximum.
-    members = family_members(scores.shape[1], num_selected, device=scores.device)
-    best = noisy[:, members].max(dim=2, keepdim=True).indices
-    experts = members[None, :, :, None].expand(len(scores), -1, -1, scores.shape[2]).gather(2, best)
-    return experts[:, :, 0].to(torch.int32).contiguous()
-
-
-def _native_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, factor: float) -> torch.Tensor:
-    library = library_for(scores)
-    if library is None:
-        return _dense_sample(scores, num_selected, seed, factor)
-    scores = scores.contiguous()
-    _, num_experts, num_pixels = scores.shape
-    indices = torch.empty(1, num_selected, num_pixels, dtype=torch.int32)
-    found = ctypes.c_int64(0)
-    library.call(
-        "smoe_sample_families",
-        *(scores, num_experts, num_selected, num_pixels),
-        *(seed, ctypes.c_float(factor), indices, ctypes.byref(found), num_threads()),
-    )
-    if found.value:
-        refuse_nonfinite(scores)
-    return indices
-
-
-def _fake_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, factor: float) -> torch.Tensor:
-    del seed, factor
-    return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
-
-
-_sample = register_operator(
-    "sample_families(Tensor scores, int num_selected, Tensor seed, float factor) -> Tensor",
-    dense=_dense_sample,
-    native=_native_sample,
-    fake=_fake_sample,
-)
+    return unscramble((scramble(seed & MASK) + (place * PLACE_FACTOR & MASK)) & MASK)
 
 
 # Numbers of a pixel that the kernel holds at once.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from smoe.ops._operators import (
     call_operator,
     has_transforms,
     library_for,
+    native_library,
     num_threads,
     register_operator,
 )
@@ -113,6 +113,14 @@ def nan_where_nonfinite(values: torch.Tensor) -> torch.Tensor:
     return (values - values).sum(dim=1, keepdim=True)
 
 
+# Numbers of 32 bits, held in int64.
+MASK = 0xFFFFFFFF
+# Factor of a place in the hash of the noise, and the factors of the bijection that makes it pass as random, with their
+# inverses modulo 2^32.
+PLACE_FACTOR = 0x9E3779B9
+_FACTORS = (0x7FEB352D, 0x846CA68B)
+_INVERSES = tuple(pow(factor, -1, 1 << 32) for factor in _FACTORS)
+
 # Up to this number, picking the best expert repeatedly is faster than sorting all of them (measured at 256 experts).
 _MAX_REPEATED = 16
 
@@ -145,7 +153,7 @@ def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score")
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
     if order == "families":
-        return call_operator(_rank_families, scores.detach(), num_selected)
+        return call_operator(best_of_families, scores.detach(), num_selected, None, 0.0)
     indices = call_operator(_rank, scores.detach(), num_selected)
     return indices.sort(dim=1).values if order == "index" and num_selected > 1 else indices
 
@@ -181,15 +189,38 @@ def _repeated_max(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     return torch.cat(chosen, dim=1)
 
 
-def _dense_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+def _dense_families(scores: torch.Tensor, num_selected: int, seed: torch.Tensor | None, factor: float) -> torch.Tensor:
     if scores.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms()):
         refuse_nonfinite(scores)
+    if seed is not None:
+        place = torch.arange(scores.shape[1] * scores.shape[2], device=scores.device) & MASK
+        bits = scramble((place * PLACE_FACTOR + scramble(seed & MASK)) & MASK)
+        noise = (bits & 0xFF) + ((bits >> 8) & 0xFF) + ((bits >> 16) & 0xFF) + (bits >> 24) - 510
+        scores = scores + factor * noise.to(scores.dtype).view(1, *scores.shape[1:])
     scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # A family smaller than the largest repeats its first expert, which changes no maximum.
     members = family_members(scores.shape[1], num_selected, device=scores.device)
     best = scores[:, members].max(dim=2, keepdim=True).indices
     experts = members[None, :, :, None].expand(len(scores), -1, -1, scores.shape[2]).gather(2, best)
     return experts[:, :, 0].to(torch.int32).contiguous()
+
+
+def scramble(bits: torch.Tensor) -> torch.Tensor:
+    """A bijection of 32 bits, held in int64, whose outputs pass as random (lowbias32)."""
+    bits = bits ^ (bits >> 16)
+    bits = (bits * _FACTORS[0]) & MASK
+    bits = bits ^ (bits >> 15)
+    bits = (bits * _FACTORS[1]) & MASK
+    return bits ^ (bits >> 16)
+
+
+def unscramble(bits: torch.Tensor) -> torch.Tensor:
+    """The inverse of `scramble`."""
+    bits = bits ^ (bits >> 16)
+    bits = (bits * _INVERSES[1]) & MASK
+    bits = bits ^ (bits >> 15) ^ (bits >> 30)
+    bits = (bits * _INVERSES[0]) & MASK
+    return bits ^ (bits >> 16)
 
 
 def family_members(num_experts: int, num_families: int, device: torch.device | None = None) -> torch.Tensor:
@@ -203,40 +234,42 @@ def family_members(num_experts: int, num_families: int, device: torch.device | N
 
 
 def _native(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    return _call_kernel("smoe_top_experts", _dense, scores, num_selected)
+    if library_for(scores) is None:
+        return _dense(scores, num_selected)
+    return _rank_natively("smoe_top_experts", scores, num_selected)
 
 
-def _native_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    return _call_kernel("smoe_family_experts", _dense_families, scores, num_selected)
+def _native_families(scores: torch.Tensor, num_selected: int, seed: torch.Tensor | None, factor: float) -> torch.Tensor:
+    if library_for(scores) is None:
+        return _dense_families(scores, num_selected, seed, factor)
+    seed = torch.zeros((), dtype=torch.int64) if seed is None else seed
+    return _rank_natively("smoe_sample_families", scores, num_selected, seed, ctypes.c_float(factor))
 
 
-def _call_kernel(
-    name: str, dense: Callable[[torch.Tensor, int], torch.Tensor], scores: torch.Tensor, num_selected: int
-) -> torch.Tensor:
-    library = library_for(scores)
-    if library is None:
-        return dense(scores, num_selected)
-    scores = scores.contiguous()
+def _rank_natively(name: str, scores: torch.Tensor, num_selected: int, *noise: object) -> torch.Tensor:
+    library, scores = native_library(), scores.contiguous()
+    assert library is not None
     num_samples, num_experts, num_pixels = scores.shape
     indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32)
-    sizes = (num_experts, num_selected, num_pixels)
     for sample, ranked in zip(scores, indices, strict=True):
         found = ctypes.c_int64(0)
-        library.call(name, sample, *sizes, ranked, ctypes.byref(found), num_threads())
+        sizes = (num_experts, num_selected, num_pixels)
+        library.call(name, sample, *sizes, *noise, ranked, ctypes.byref(found), num_threads())
         if found.value:
             refuse_nonfinite(scores)
     return indices
 
 
-def _fake(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+def _fake(scores: torch.Tensor, num_selected: int, *noise: object) -> torch.Tensor:
+    del noise
     return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
 
 
 _rank = register_operator(
     "top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, fake=_fake
 )
-_rank_families = register_operator(
-    "family_experts(Tensor scores, int num_selected) -> Tensor",
+best_of_families = register_operator(
+    "family_experts(Tensor scores, int num_selected, Tensor? seed, float factor) -> Tensor",
     dense=_dense_families,
     native=_native_families,
     fake=_fake,

@@ -106,7 +106,7 @@ if native_library() is None:
 UNWRITTEN = -(2**31)
 
 
-def rank(instruction_set: str, name: str, scores: torch.Tensor, num_selected: int, threads: int):
+def rank(instruction_set: str, name: str, scores: torch.Tensor, num_selected: int, threads: int, *noise: object):
     """Indices `(E, P)` of scores `(X, P)`, and whether the kernel reports a score that is not finite."""
     reason = why_not(instruction_set)
     if reason is not None:
@@ -115,7 +115,7 @@ def rank(instruction_set: str, name: str, scores: torch.Tensor, num_selected: in
     indices = torch.full((num_selected, scores.shape[1]), UNWRITTEN, dtype=torch.int32)
     found = ctypes.c_int64(0)
     sizes = [ctypes.c_int64(size) for size in (scores.shape[0], num_selected, scores.shape[1])]
-    library.call(name, scores, *sizes, indices, ctypes.byref(found), ctypes.c_int64(threads))
+    library.call(name, scores, *sizes, *noise, indices, ctypes.byref(found), ctypes.c_int64(threads))
     return indices, bool(found.value)
 
 
@@ -178,7 +178,9 @@ def test_every_family_has_an_expert_of_its_own(instruction_set):
             as_lowest = torch.where(scores.isnan(), -torch.inf, scores)
             parts = torch.arange(num_experts).tensor_split(num_families)
             for threads in (1, 2):
-                indices, is_nonfinite = rank(instruction_set, "smoe_family_experts", scores, num_families, threads)
+                noise = (torch.zeros((), dtype=torch.int64), ctypes.c_float(0.0))
+                arguments = ("smoe_sample_families", scores, num_families, threads, *noise)
+                indices, is_nonfinite = rank(instruction_set, *arguments)
                 assert is_nonfinite == (kind != "finite"), (num_experts, num_families, kind)
                 for family, part in enumerate(parts):
                     best = loop_top_experts(as_lowest[None, part], 1)[0, 0] + part[0]

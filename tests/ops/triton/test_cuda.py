@@ -73,9 +73,8 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.smoe.routed_conv2d.default, (input, weight, indices, 1, 1, "zeros", None))
     scores = torch.randn(1, EXPERTS, 60, device="cuda")
     torch.library.opcheck(torch.ops.smoe.top_experts.default, (scores, SELECTED))
-    torch.library.opcheck(torch.ops.smoe.family_experts.default, (scores, SELECTED))
     seed = torch.tensor(7, device="cuda")
-    torch.library.opcheck(torch.ops.smoe.sample_families.default, (scores, SELECTED, seed, 0.01))
+    torch.library.opcheck(torch.ops.smoe.family_experts.default, (scores, SELECTED, seed, 0.01))
     torch.library.opcheck(torch.ops.smoe.error_quantile.default, (torch.randn(4, 999, device="cuda"), 0.3))
 
 

@@ -1,4 +1,4 @@
-// Selects an expert of each family at each pixel, after noise was added to the scores.
+// Selects an expert of each family at each pixel, after noise was added to the scores; without noise, the best.
 
 #include "family.h"
 #include "noise.h"
