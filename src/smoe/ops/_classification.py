@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+from typing import Any
 
 import torch
 
-from smoe.ops._operators import NativeLibrary, library_for, num_threads, register_operator
+from smoe.ops._operators import library_for, num_threads, register_operator
 from smoe.ops._routing import ErrorSignal, Routing
 from smoe.rules import Damping, RoutingClassification
 
@@ -220,7 +221,17 @@ def _dense(
     return _as_promised(error, damped), gradient
 
 
-def _native(error, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, trains_gate, *numbers):
+def _native(
+    error: torch.Tensor,
+    scores: torch.Tensor,
+    indices: torch.Tensor,
+    unit: torch.Tensor | None,
+    loss_scale: torch.Tensor,
+    num_nonfinite: torch.Tensor,
+    expert_channels: int,
+    trains_gate: bool,
+    *numbers: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
     if indices.dtype != torch.int32 or indices.device.type != "cpu":
         raise ValueError(
             f"smoe::train_routing_backward needs int32 indices on cpu, got {indices.dtype} on {indices.device}"
@@ -229,54 +240,27 @@ def _native(error, scores, indices, unit, loss_scale, num_nonfinite, expert_chan
     if library is None:
         arguments = (error, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, trains_gate)
         return _dense(*arguments, *numbers)
-    damped, gradient, is_nonfinite = _call_kernel(
-        library, error, scores, indices, unit, loss_scale, expert_channels, trains_gate, *numbers
-    )
+    rc_weight, error_quantile, damping, tolerance, damping_tolerance = numbers
+    num_samples, num_experts, num_pixels = scores.shape
+    tensors = error.contiguous(), scores.contiguous(), indices.contiguous()
+    damped = None if damping is None else torch.empty_like(tensors[0])
+    gradient = torch.empty_like(tensors[1]) if trains_gate else None
+    factors = (error.numel() / 2, error_quantile, tolerance, damping_tolerance, damping or 0.0)
+    options = [ctypes.c_double(number) for number in (*factors, rc_weight / scores.numel())]
+    # Scores of their own make each sample a batch of one: its labels are no mean over others.
+    batch = len(error) if num_samples == 1 else 1
+    sizes = (batch, indices.shape[1], expert_channels, num_pixels, num_experts)
+    found = ctypes.c_int64(0)
+    is_nonfinite = False
+    for call in range(num_samples):
+        here = [None if each is None else each[call : call + batch] for each in (*tensors, damped, gradient)]
+        arguments = (here[0], *sizes, *options, loss_scale, unit, here[3], *here[1:3], here[4])
+        library.call("smoe_train_routing", *arguments, ctypes.byref(found), num_threads())
+        is_nonfinite |= bool(found.value)
     if is_nonfinite:
         num_nonfinite += 1
-    return _as_promised(error, damped), _no_gradient(scores, trains_gate) if gradient is None else gradient
-
-
-def _call_kernel(
-    library: NativeLibrary,
-    error: torch.Tensor,
-    scores: torch.Tensor,
-    indices: torch.Tensor,
-    unit: torch.Tensor | None,
-    loss_scale: torch.Tensor,
-    expert_channels: int,
-    trains_gate: bool,
-    rc_weight: float,
-    error_quantile: float,
-    damping: float | None,
-    tolerance: float,
-    damping_tolerance: float,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
-    """The damped error and the gradient, each None if not asked for, and whether an error was not finite."""
-    num_samples, num_experts, num_pixels = scores.shape
-    error, scores, indices = error.contiguous(), scores.contiguous(), indices.contiguous()
-    damped = None if damping is None else torch.empty_like(error)
-    gradient = torch.empty_like(scores) if trains_gate else None
-    numbers = (error.numel() / 2, error_quantile, tolerance, damping_tolerance, damping or 0.0)
-    options = [ctypes.c_double(number) for number in (*numbers, rc_weight / scores.numel())]
-    # Scores of their own make each sample a batch of one: its labels are no mean over others.
-    batch, num_calls = (len(error), 1) if num_samples == 1 else (1, num_samples)
-    sizes = (batch, indices.shape[1], expert_channels, num_pixels, num_experts)
-    is_nonfinite = False
-    for call in range(num_calls):
-        here = [
-            None if tensor is None else tensor[call : call + batch]
-            for tensor in (error, damped, scores, indices, gradient)
-        ]
-        found = ctypes.c_int64(0)
-        library.call(
-            "smoe_train_routing",
-            *(here[0], *sizes, *options, loss_scale, unit, *here[1:], ctypes.byref(found), num_threads()),
-        )
-        is_nonfinite |= bool(found.value)
-    if is_nonfinite and gradient is not None:
-        gradient.zero_()
-    return damped, gradient, is_nonfinite
+    gradient = _no_gradient(scores, trains_gate) if gradient is None or is_nonfinite else gradient
+    return _as_promised(error, damped), gradient
 
 
 def _has_choice(error: torch.Tensor, scores: torch.Tensor, indices: torch.Tensor) -> bool:

@@ -72,14 +72,6 @@ def check_edges(edge_index: torch.Tensor, num_nodes: int) -> None:
         )
 
 
-def _last_self_loop(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    """Number of the edge that is the last self loop of a node, int64 `(N,)`; -1 without one. Not read on the host."""
-    source, target = edge_index
-    numbers = torch.arange(len(target), device=target.device)
-    none = torch.full((num_nodes,), -1, device=target.device)
-    return none.scatter_reduce(0, target, torch.where(source == target, numbers, -1), "amax")
-
-
 def with_all_self_loops(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
     """Adds a self loop to each node, whether it has one or not, so that the number of edges is known beforehand."""
     return torch.cat([edge_index, torch.arange(num_nodes, device=edge_index.device).expand(2, -1)], dim=1)
@@ -93,8 +85,11 @@ def one_self_loop_each(
     That is the last one given, as in torch_geometric, or the one that was added, of weight `added`; all others weigh 0.
     """
     source, target = edge_index
-    last = _last_self_loop(edge_index, num_nodes)
-    is_repeated = (source == target) & (last[target] != torch.arange(len(target), device=target.device))
+    numbers = torch.arange(len(target), device=target.device)
+    # Number of the edge that is the last self loop of a node, -1 without one.
+    last = torch.full((num_nodes,), -1, device=target.device)
+    last = last.scatter_reduce(0, target, torch.where(source == target, numbers, -1), "amax")
+    is_repeated = (source == target) & (last[target] != numbers)
     return torch.cat([weight.masked_fill(is_repeated, 0.0), added * (last < 0).to(weight.dtype)])
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -167,28 +167,15 @@ class _Piece(NamedTuple):
     turn: int
 
 
-def _pieces() -> Iterator[_Piece]:
-    """All parts of the borders that lie in another face: edges and corners."""
-    for face in range(12):
-        for row_step in (-1, 0, 1):
-            for column_step in (-1, 0, 1):
-                place = 4 + column_step + 3 * row_step
-                other = _NEIGHBOUR[place][face]
-                if place != 4 and other >= 0:
-                    yield _Piece(face, row_step, column_step, other, _TURN[place][face // 4])
-
-
-def _missing_corners() -> Iterator[tuple[int, int, int]]:
-    """Face, row step and column step of the corners where three faces meet."""
-    for face in range(12):
-        for row_step in (-1, 1):
-            for column_step in (-1, 1):
-                if _NEIGHBOUR[4 + column_step + 3 * row_step][face] < 0:
-                    yield face, row_step, column_step
-
-
-_PIECES = tuple(_pieces())
-_MISSING_CORNERS = tuple(_missing_corners())
+_STEPS = tuple(itertools.product(range(12), (-1, 0, 1), (-1, 0, 1)))
+# All parts of the borders that lie in another face: edges and corners.
+_PIECES = tuple(
+    _Piece(face, row, column, _NEIGHBOUR[4 + column + 3 * row][face], _TURN[4 + column + 3 * row][face // 4])
+    for face, row, column in _STEPS
+    if (row or column) and _NEIGHBOUR[4 + column + 3 * row][face] >= 0
+)
+# Face, row step and column step of the corners where three faces meet.
+_MISSING_CORNERS = tuple(place for place in _STEPS if _NEIGHBOUR[4 + place[2] + 3 * place[1]][place[0]] < 0)
 
 
 def _border(step: int, nside: int, width: int) -> slice:

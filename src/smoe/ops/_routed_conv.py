@@ -382,15 +382,8 @@ def local_conv2d(
         filters = weight.flatten(0, 2)
         indices = torch.arange(len(filters), dtype=torch.int32).view(1, -1, grid[0] * grid[1])
         return routed_conv(input, filters, indices, 1, stride, padding_mode)
-    return unfolded_local_conv2d(input, weight, stride=stride, padding_mode=padding_mode)
-
-
-def unfolded_local_conv2d(
-    input: torch.Tensor, weight: torch.Tensor, *, stride: int = 1, padding_mode: PaddingMode = "zeros"
-) -> torch.Tensor:
-    """Unfolds the patches, multiplies and sums: any device, any dtype. Arguments as `local_conv2d`."""
-    out_channels, height, width, _, *kernel_size = weight.shape
-    padded, zeros = wrap_padding(input, (kernel_size[0], kernel_size[1]), padding_mode)
+    *kernel_size, num_outputs = *weight.shape[4:], len(weight)
+    padded, zeros = wrap_padding(input, kernel_size, padding_mode)
     patches = F.unfold(padded, tuple(kernel_size), padding=zeros, stride=stride)
     products = torch.einsum("bkp,opk->bop", patches, weight.flatten(1, 2).flatten(2))
-    return products.view(-1, out_channels, height, width)
+    return products.view(-1, num_outputs, *grid)
