@@ -36,109 +36,6 @@ class KeptGraph(NamedTuple):
     graph: SparseGraph
     factors: dict[torch.dtype, torch.Tensor]  # of edges without weights, `(1, M)`
 
-    def is_of(self, edge_index: torch.Tensor, num_nodes: int) -> bool:
-        return self.graph.num_nodes == num_nodes and torch.equal(self.given, edge_index)
-
-
-class Neighbourhood:
-    """Computes `[x(p), sum_q phi_0(q, p) x(q), ..., sum_q phi_D(q, p) x(q)]` at each node p.
-
-    On a CPU the edges are sorted once and kept until others come.
-    """
-
-    def __init__(self, aggregation: Aggregation, edge_dim: int, root: bool) -> None:
-        if aggregation not in AGGREGATIONS:
-            raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, got {aggregation!r}")
-        if edge_dim < 0:
-            raise ValueError(f"edge_dim must not be negative, got {edge_dim}")
-        self.aggregation: Aggregation = aggregation
-        self.edge_dim = edge_dim
-        self.root = root
-        self._kept: KeptGraph | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_kept": None}
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of features of a neighbourhood for each feature of a node."""
-        return self.root + 1 + self.edge_dim
-
-    def is_new(self, edge_index: torch.Tensor, num_nodes: int) -> bool:
-        """Whether the edges are not those that were sorted last."""
-        return self._kept is None or not self._kept.is_of(edge_index, num_nodes)
-
-    def features(
-        self,
-        x: torch.Tensor,
-        edge_index: torch.Tensor,
-        edge_weight: torch.Tensor | None,
-        edge_attr: torch.Tensor | None,
-        num_nodes: int,
-    ) -> torch.Tensor:
-        """Features `(S, num_blocks * C, N)` of `(S, N, C)`; gradients reach all floating arguments.
-
-        The edges number `num_nodes` nodes: N, or S * N.
-        """
-        self._check(edge_index, edge_weight, edge_attr)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        is_sorted = x.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms())
-        kept = self._sorted(edge_index, num_nodes) if is_sorted else None
-        if kept is not None:
-            edges, all_edges = kept.graph, kept.graph.edge_index
-        else:
-            check_edges(edge_index, num_nodes)
-            edges = all_edges = self._all_edges(edge_index, num_nodes)
-        factors = kept.factors.get(dtype) if kept is not None and edge_weight is None else None
-        if factors is None:
-            factors = self._factors(edge_index, all_edges, edge_weight, num_nodes, dtype)
-            if kept is not None and edge_weight is None:
-                kept.factors[dtype] = factors
-        if edge_attr is not None:
-            # Self loops that were added have no direction.
-            columns = F.pad(edge_attr.to(dtype).T, (0, factors.shape[1] - len(edge_attr)))
-            factors = torch.cat([factors, columns * factors])
-        return neighbour_features(x, edges, factors, num_nodes, root=self.root)
-
-    def _check(
-        self, edge_index: torch.Tensor, edge_weight: torch.Tensor | None, edge_attr: torch.Tensor | None
-    ) -> None:
-        num_edges = edge_index.shape[-1]
-        if edge_weight is not None and edge_weight.shape != (num_edges,):
-            raise ValueError(f"edge_weight must be ({num_edges},), got shape {tuple(edge_weight.shape)}")
-        given = None if edge_attr is None else tuple(edge_attr.shape)
-        wanted = (num_edges, self.edge_dim) if self.edge_dim else None
-        if given != wanted:
-            raise ValueError(f"edge_attr must be {wanted} for edge_dim={self.edge_dim}, got {given}")
-
-    def _sorted(self, edge_index: torch.Tensor, num_nodes: int) -> KeptGraph:
-        kept = self._kept
-        if kept is None or not kept.is_of(edge_index, num_nodes):
-            check_edges(edge_index, num_nodes)
-            graph = SparseGraph(self._all_edges(edge_index, num_nodes), num_nodes)
-            kept = self._kept = KeptGraph(edge_index.detach().clone(), graph, {})
-        return kept
-
-    def _all_edges(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
-        return with_all_self_loops(edge_index, num_nodes) if self.aggregation.startswith("gcn") else edge_index
-
-    def _factors(
-        self,
-        edge_index: torch.Tensor,
-        all_edges: torch.Tensor,
-        weight: torch.Tensor | None,
-        num_nodes: int,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        # torch_geometric counts self loops of edges without weights once.
-        added = 2.0 if self.aggregation == "gcn_improved" and weight is not None else 1.0
-        if weight is None:
-            weight = torch.ones(edge_index.shape[1], dtype=dtype, device=edge_index.device)
-        weight = weight.to(dtype)
-        if self.aggregation.startswith("gcn"):
-            weight = one_self_loop_each(edge_index, weight, num_nodes, added)
-        return edge_factors(all_edges, weight, num_nodes, self.aggregation)[None]
-
 
 class GraphBankOptions(BankOptions):
     """Keyword arguments of `GraphMoE.from_experts`."""
@@ -231,15 +128,17 @@ class GraphMoE(FilterBank):
         fixed_graph: bool = True,
         **options: Unpack[BankOptions],
     ) -> None:
-        neighbourhood = Neighbourhood(aggregation, edge_dim, root)
+        if aggregation not in AGGREGATIONS:
+            raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, got {aggregation!r}")
+        if edge_dim < 0:
+            raise ValueError(f"edge_dim must not be negative, got {edge_dim}")
         check_positive(in_channels=in_channels)
         if num_nodes is None and options.get("gate") is None:
             raise ValueError("give num_nodes, the number of nodes of the graph, or a gate")
         if num_nodes is not None:
             check_positive(num_nodes=num_nodes)
         spatial_shape = None if num_nodes is None else (num_nodes,)
-        bank_channels = neighbourhood.num_blocks * in_channels
-        self._init_bank(bank_channels, num_experts, num_selected, (), spatial_shape, **options)
+        self._init_bank((root + 1 + edge_dim) * in_channels, num_experts, num_selected, (), spatial_shape, **options)
         grid = self.gate.spatial_shape
         if grid is not None and len(grid) != 1:
             raise ValueError(f"a graph layer needs a gate for (nodes,), got one for {grid}")
@@ -248,8 +147,11 @@ class GraphMoE(FilterBank):
             raise ValueError(f"give num_nodes: a {type(self.gate).__name__} was made for no number of nodes")
         self.in_channels = in_channels
         self.num_nodes = num_nodes
-        self.neighbourhood = neighbourhood
+        self.aggregation: Aggregation = aggregation
+        self.edge_dim = edge_dim
+        self.root = root
         self.fixed_graph = fixed_graph
+        self._kept: KeptGraph | None = None
         order = node_order_of(self.gate)
         if coordinates is not None:
             if len(coordinates) != self.num_nodes:
@@ -285,11 +187,79 @@ class GraphMoE(FilterBank):
         samples = x if x.ndim == 3 else x.reshape(x.shape[0] // max(1, num_nodes), num_nodes, self.in_channels)
         if node_id is None and self.fixed_graph and not (torch.compiler.is_compiling() or has_transforms()):
             self._note_edges(edge_index, x.shape[-2])
-        features = self.neighbourhood.features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
+        features = self._features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
         output = self._run(features, node_id)
         output = output.transpose(1, 2).reshape(*x.shape[:-1], output.shape[1])
         # Written to in place, a view would lose the hook by which FSDP gathers parameters for the backward pass.
         return output.clone() if is_sharded(self) else output
+
+    def _features(
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        edge_weight: torch.Tensor | None,
+        edge_attr: torch.Tensor | None,
+        num_nodes: int,
+    ) -> torch.Tensor:
+        """Features `(S, blocks * C, N)` of `(S, N, C)`, `[x(p), sum_q phi_0(q, p) x(q), ...]` at each node p.
+
+        The edges number `num_nodes` nodes: N, or S * N. On a CPU they are sorted once and kept until others come.
+        """
+        given, num_edges = None if edge_attr is None else tuple(edge_attr.shape), edge_index.shape[-1]
+        if edge_weight is not None and edge_weight.shape != (num_edges,):
+            raise ValueError(f"edge_weight must be ({num_edges},), got shape {tuple(edge_weight.shape)}")
+        wanted = (num_edges, self.edge_dim) if self.edge_dim else None
+        if given != wanted:
+            raise ValueError(f"edge_attr must be {wanted} for edge_dim={self.edge_dim}, got {given}")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        kept = self._kept if self._is_kept(edge_index, num_nodes) else None
+        edges: torch.Tensor | SparseGraph
+        if kept is None:
+            check_edges(edge_index, num_nodes)
+            has_loops = self.aggregation.startswith("gcn")
+            edges = all_edges = with_all_self_loops(edge_index, num_nodes) if has_loops else edge_index
+            if x.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms()):
+                edges = SparseGraph(all_edges, num_nodes)
+                kept = self._kept = KeptGraph(edge_index.detach().clone(), edges, {})
+        else:
+            edges, all_edges = kept.graph, kept.graph.edge_index
+        factors = kept.factors.get(dtype) if kept is not None and edge_weight is None else None
+        if factors is None:
+            factors = self._factors(edge_index, all_edges, edge_weight, num_nodes, dtype)
+            if kept is not None and edge_weight is None:
+                kept.factors[dtype] = factors
+        if edge_attr is not None:
+            # Self loops that were added have no direction.
+            columns = F.pad(edge_attr.to(dtype).T, (0, factors.shape[1] - len(edge_attr)))
+            factors = torch.cat([factors, columns * factors])
+        return neighbour_features(x, edges, factors, num_nodes, root=self.root)
+
+    def _is_kept(self, edge_index: torch.Tensor, num_nodes: int) -> bool:
+        """Whether these are the edges that were sorted last."""
+        if edge_index.device.type != "cpu" or torch.compiler.is_compiling() or has_transforms():
+            return False
+        kept = self._kept
+        return kept is not None and kept.graph.num_nodes == num_nodes and torch.equal(kept.given, edge_index)
+
+    def _factors(
+        self,
+        edge_index: torch.Tensor,
+        all_edges: torch.Tensor,
+        weight: torch.Tensor | None,
+        num_nodes: int,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        # torch_geometric counts self loops of edges without weights once.
+        added = 2.0 if self.aggregation == "gcn_improved" and weight is not None else 1.0
+        if weight is None:
+            weight = torch.ones(edge_index.shape[1], dtype=dtype, device=edge_index.device)
+        weight = weight.to(dtype)
+        if self.aggregation.startswith("gcn"):
+            weight = one_self_loop_each(edge_index, weight, num_nodes, added)
+        return edge_factors(all_edges, weight, num_nodes, self.aggregation)[None]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_kept": None}
 
     def _check(self, x: torch.Tensor, edge_index: torch.Tensor, node_id: torch.Tensor | None) -> None:
         C, N = self.in_channels, self.num_nodes
@@ -325,7 +295,7 @@ class GraphMoE(FilterBank):
 
     def _note_edges(self, edge_index: torch.Tensor, num_nodes: int) -> None:
         """Compares the edges of all samples with those that the gate was made for."""
-        if edge_index.device.type != "cpu" or not self.neighbourhood.is_new(edge_index, num_nodes):
+        if edge_index.device.type != "cpu" or self._is_kept(edge_index, num_nodes):
             return
         check_edges(edge_index, num_nodes)
         fingerprints = edge_fingerprints(edge_index, self.num_nodes, num_nodes // self.num_nodes)
@@ -346,10 +316,9 @@ class GraphMoE(FilterBank):
         return (self.num_nodes,)
 
     def extra_repr(self) -> str:
-        hood = self.neighbourhood
         return (
-            f"{self.in_channels}, {self.out_channels}, num_nodes={self.num_nodes}, aggregation={hood.aggregation!r}, "
-            f"edge_dim={hood.edge_dim}, {super().extra_repr()}"
+            f"{self.in_channels}, {self.out_channels}, num_nodes={self.num_nodes}, aggregation={self.aggregation!r}, "
+            f"edge_dim={self.edge_dim}, {super().extra_repr()}"
         )
 
 

@@ -35,14 +35,20 @@ def loop_layer(x: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, nsi
 
 
 @pytest.mark.parametrize(
-    ("dtype", "order", "expert_channels"),
-    [(torch.float32, "nested", 1), (torch.float32, "ring", 2), (torch.float64, "nested", 2)],
+    ("nside", "dtype", "order", "expert_channels"),
+    [
+        (2, torch.float32, "nested", 1),
+        (2, torch.float32, "ring", 2),
+        (2, torch.float64, "nested", 2),
+        (1, torch.float64, "ring", 1),
+        (4, torch.float64, "nested", 1),
+    ],
 )
-def test_every_gradient_is_that_of_the_loops(dtype, order, expert_channels):
-    options = {"nside": 2, "pixel_order": order, "expert_channels": expert_channels}
+def test_every_gradient_is_that_of_the_loops(nside, dtype, order, expert_channels):
+    options = {"nside": nside, "pixel_order": order, "expert_channels": expert_channels}
     layer = HEALPixMoE.from_experts(2, 5, 2, rule="frozen", order="score", dtype=dtype, **options)
-    x = torch.randn(2, 2, 48, dtype=dtype, requires_grad=True)
-    expected = loop_layer(x, layer.weight, layer.routing().indices, 2, expert_channels, order == "nested")
+    x = torch.randn(2, 2, 12 * nside**2, dtype=dtype, requires_grad=True)
+    expected = loop_layer(x, layer.weight, layer.routing().indices, nside, expert_channels, order == "nested")
     compare_gradients(layer(x), expected, [x, layer.weight], 1e-10 if dtype == torch.float64 else 1e-4)
 
 
@@ -64,28 +70,26 @@ def test_faces_and_orders_agree():
         assert (layer.routing().indices[:, pixels] == layer.routing(faces=True).indices.flatten(1)).all()
 
 
-def test_bad_input():
-    layer = HEALPixMoE.from_experts(2, 6, 2, nside=4)
-    with pytest.raises(ValueError, match=r"\(B, 2, 12, 4, 4\) or \(B, 2, 192\), got shape \(1, 2, 48\)"):
-        layer(torch.randn(1, 2, 48))
-    with pytest.raises(ValueError, match="power of two in nested order, got 6"):
-        HEALPixMoE.from_experts(2, 6, 2, nside=6)
-    with pytest.raises(ValueError, match="pixel_order must be one of nested, ring, got 'rings'"):
-        HEALPixMoE.from_experts(2, 6, 2, nside=4, pixel_order="rings")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"nside must be an integer of at least 1, got 4\.0"):
-        HEALPixMoE.from_experts(2, 6, 2, nside=4.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="odd and at most 3 for nside 1, got 5"):
-        HEALPixMoE.from_experts(2, 6, 2, 5, nside=1)
-    with pytest.raises(ValueError, match="ring order, but pixel_order is 'nested'"):
-        HEALPixMoE.from_experts(2, 6, 2, nside=4, coordinates=healpix_coordinates(4, "ring"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nside": 6}, "power of two in nested order, got 6"),
+        ({"pixel_order": "rings"}, "pixel_order must be one of nested, ring, got 'rings'"),
+        ({"nside": 4.0}, r"nside must be an integer of at least 1, got 4\.0"),
+        ({"nside": 1, "kernel_size": 5}, "odd and at most 3 for nside 1, got 5"),
+        ({"coordinates": healpix_coordinates(4, "ring")}, "ring order, but pixel_order is 'nested'"),
+        ({}, r"\(B, 2, 12, 4, 4\) or \(B, 2, 192\), got shape \(1, 2, 48\)"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        HEALPixMoE.from_experts(2, 6, 2, **{"nside": 4, **options})(torch.randn(1, 2, 48))
 
 
 def test_called_like_a_convolution():
     layer = HEALPixMoE(2, 5, nside=4)
     assert layer(torch.randn(1, 2, 192)).shape == (1, 5, 192)
     assert (layer.gate.num_experts, layer.out_channels, layer.kernel_size) == (10, 5, (3, 3))
-    with pytest.raises(TypeError, match="weighted"):
-        HEALPixMoE(2, 5, nside=4, weighted=True)  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("nside", [1, 8])
@@ -110,31 +114,6 @@ def test_coordinates(nside, order):
     found = healpix_coordinates(nside, order)
     torch.testing.assert_close(found[:, 0], torch.as_tensor(latitude))
     torch.testing.assert_close(found[:, 1], torch.as_tensor(longitude))
-
-
-@pytest.mark.parametrize("nside", [1, 2, 4])
-def test_the_border_holds_the_neighbours(nside):
-    """Around each pixel stand its eight neighbours; the mean of two where healpy has none."""
-    values = torch.randn(1, 1, 12 * nside**2, dtype=torch.float64, requires_grad=True)
-    nested = face_pixels(nside, "nested")
-    padded = pad_faces(values[:, :, nested].unflatten(2, (12, nside, nside)), 1)
-    # SW, W, NW, N, NE, E, SE, S as steps of row and column.
-    steps = [(0, -1), (1, -1), (1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1)]
-    flat = values[0, 0]
-    expected, actual = [], []
-    for place, pixel in enumerate(nested.tolist()):
-        face, y, x = place // nside**2, place // nside % nside, place % nside
-        around = healpy.get_all_neighbours(nside, pixel, nest=True).tolist()
-        for number, (down, right) in enumerate(steps):
-            actual.append(padded[0, 0, face, 1 + y + down, 1 + x + right])
-            if around[number] >= 0:
-                expected.append(flat[around[number]])
-            else:
-                expected.append((flat[around[number - 1]] + flat[around[(number + 1) % 8]]) / 2)
-    actual, expected = torch.stack(actual), torch.stack(expected)
-    torch.testing.assert_close(actual, expected)
-    error = torch.randn_like(actual)
-    torch.testing.assert_close(torch.autograd.grad(actual, values, error), torch.autograd.grad(expected, values, error))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])

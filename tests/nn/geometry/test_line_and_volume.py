@@ -99,25 +99,34 @@ def test_rules_train_as_in_the_plane(kind, rule):
         assert rule == "frozen" or gradient.abs().sum() > 0
 
 
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="one of zeros, circular, reflect, replicate, got 'longitude'"):
-        SpatialMoE1d.from_experts(1, 3, 1, padding_mode="longitude", spatial_shape=8)
-    with pytest.raises(ValueError, match=r"SpatialMoE1d needs a gate for 1 axes, got one for the grid \(2, 3\)"):
-        SpatialMoE1d.from_experts(1, 3, 1, gate=smoe.TensorGate(3, 1, (2, 3)))
-    with pytest.raises(ValueError, match=r"input must be \(B, 1, length\), .* got shape \(2, 3, 8\)"):
-        SpatialMoE1d.from_experts(1, 3, 1, spatial_shape=8)(torch.randn(2, 3, 8))
-    with pytest.raises(ValueError, match="stride must be"):
-        SpatialMoE3d.from_experts(1, 3, 1, stride=0, spatial_shape=(2, 2, 2))
+@pytest.mark.parametrize(
+    ("kind", "options", "shape", "message"),
+    [
+        (
+            SpatialMoE1d,
+            {"padding_mode": "longitude"},
+            (),
+            "one of zeros, circular, reflect, replicate, got 'longitude'",
+        ),
+        (
+            SpatialMoE1d,
+            {"gate": smoe.TensorGate(3, 1, (2, 3))},
+            (),
+            r"needs a gate for 1 axes, got one for the .* \(2, 3\)",
+        ),
+        (SpatialMoE1d, {}, (2, 3, 8), r"input must be \(B, 1, length\), .* got shape \(2, 3, 8\)"),
+        (SpatialMoE3d, {"stride": 0}, (), "stride must be"),
+        (SpatialMoE3d, {}, (1, 4, 4), r"input must be \(B, 1, depth, rows, columns\), .* got shape \(1, 4, 4\)"),
+        (SpatialMoE3d, {}, (1, 1, 2, 2, 3), r"grid of \(2, 2, 2\), got an input of \(2, 2, 3\).*interpolate_grids"),
+    ],
+)
+def test_bad_arguments(kind, options, shape, message):
+    grid = {} if "gate" in options else {"spatial_shape": 8 if kind is SpatialMoE1d else (2, 2, 2)}
+    with pytest.raises(ValueError, match=message):
+        kind.from_experts(1, 3, 1, **grid, **options)(torch.randn(shape))
+    x, weight, indices = torch.randn(1, 1, 3, 2, 4), torch.randn(3, 1, 3, 3, 3), torch.zeros(1, 1, 1).int()
     with pytest.raises(ValueError, match=r"a volume of \(3, 2, 4\) is smaller than the kernel \(3, 3, 3\)"):
-        routed_conv3d(
-            torch.randn(1, 1, 3, 2, 4), torch.randn(3, 1, 3, 3, 3), torch.zeros(1, 1, 1).int(), padding_mode="none"
-        )
-    with pytest.raises(ValueError, match=r"input must be \(B, 1, depth, rows, columns\), .* got shape \(1, 4, 4\)"):
-        SpatialMoE3d.from_experts(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 4, 4))
-    with pytest.raises(
-        ValueError, match=r"an output grid of \(2, 2, 2\), got an input of \(2, 2, 3\).*interpolate_grids"
-    ):
-        SpatialMoE3d.from_experts(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 2, 2, 3))
+        routed_conv3d(x, weight, indices, padding_mode="none")
 
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular", "none"])

@@ -81,16 +81,19 @@ def test_a_transferred_gate_is_accepted_where_the_old_one_is_refused():
     torch.testing.assert_close(new.eval()(x[order], where[edges]), expected[order])
 
 
-def test_transfer_refuses():
-    gate = smoe.TensorGate(3, 1, (4,))
-    with pytest.raises(ValueError, match=r"made for \(4,\), but old_coordinates are of \(5, 2\)"):
-        transfer_gate(gate, torch.zeros(5, 2), torch.zeros(3, 2))
-    with pytest.raises(ValueError, match="as many components, got 2 and 3"):
-        transfer_gate(gate, torch.zeros(4, 2), torch.zeros(3, 3))
-    with pytest.raises(ValueError, match="new_coordinates must be finite, got 1 values"):
-        transfer_gate(gate, torch.zeros(4, 1), torch.tensor([[torch.nan]]))
-    with pytest.raises(ValueError, match="num_neighbours must be at least 1, got 0"):
-        transfer_gate(gate, torch.zeros(4, 1), torch.zeros(4, 1), num_neighbours=0)
+@pytest.mark.parametrize(
+    ("old", "new", "options", "message"),
+    [
+        ((5, 2), (3, 2), {}, r"made for \(4,\), but old_coordinates are of \(5, 2\)"),
+        ((4, 2), (3, 3), {}, "as many components, got 2 and 3"),
+        ((4, 1), (3, math.nan), {}, "new_coordinates must be finite, got 3 values"),
+        ((4, 1), (4, 1), {"num_neighbours": 0}, "num_neighbours must be at least 1, got 0"),
+    ],
+)
+def test_transfer_refuses(old, new, options, message):
+    places = torch.full((3, 1), math.nan) if math.nan in new else torch.zeros(new)
+    with pytest.raises(ValueError, match=message):
+        transfer_gate(smoe.TensorGate(3, 1, (4,)), torch.zeros(old), places, **options)
 
 
 def test_directions():
@@ -323,13 +326,21 @@ def test_autocast_and_batches_without_samples():
     assert layer(x[0, :0], EDGES[:, :0]).shape == (0, E)
 
 
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="give num_nodes"):
-        GraphMoE.from_experts(C, X, E)
-    with pytest.raises(ValueError, match="aggregation must be one of mean, sum, gcn, gcn_improved, got 'max'"):
-        GraphMoE.from_experts(C, X, E, num_nodes=3, aggregation="max")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"needs a gate for \(nodes,\), got one for \(2, 3\)"):
-        GraphMoE.from_experts(C, X, E, gate=smoe.TensorGate(X, E, (2, 3)))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_nodes": None}, "give num_nodes"),
+        ({"aggregation": "max"}, "aggregation must be one of mean, sum, gcn, gcn_improved, got 'max'"),
+        ({"edge_dim": -1}, "edge_dim must not be negative, got -1"),
+        (
+            {"num_nodes": None, "gate": smoe.TensorGate(X, E, (2, 3))},
+            r"needs a gate for \(nodes,\), got one for \(2, 3\)",
+        ),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        GraphMoE.from_experts(C, X, E, **{"num_nodes": 3, **options})
 
 
 def test_called_like_a_graph_convolution():

@@ -35,8 +35,8 @@ def test_graph_convolutions_compute_what_they_computed():
     reports: list[str] = []
     new = smoe.convert(net, example_input=(x, EDGES), start="filters", notify=reports.append)
     layers = [module for module in new.modules() if isinstance(module, smoe.GraphMoE)]
-    assert [layer.neighbourhood.aggregation for layer in layers] == ["gcn", "mean", "mean", "mean"]
-    assert [layer.neighbourhood.root for layer in layers] == [False, True, False, True]
+    assert [layer.aggregation for layer in layers] == ["gcn", "mean", "mean", "mean"]
+    assert [layer.root for layer in layers] == [False, True, False, True]
     torch.testing.assert_close(new(x, EDGES), net(x, EDGES), rtol=1e-4, atol=1e-5)
     new(x, EDGES).square().mean().backward()
     assert "6 of 12 experts on (20,)" in reports[0]
