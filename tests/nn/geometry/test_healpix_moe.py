@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -81,9 +83,10 @@ def test_faces_and_orders_agree():
         ({}, r"\(B, 2, 12, 4, 4\) or \(B, 2, 192\), got shape \(1, 2, 48\)"),
     ],
 )
-def test_bad_arguments(options, message):
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"nside": 4, **options}
     with pytest.raises(ValueError, match=message):
-        HEALPixMoE.from_experts(2, 6, 2, **{"nside": 4, **options})(torch.randn(1, 2, 48))
+        HEALPixMoE.from_experts(2, 6, 2, **arguments)(torch.randn(1, 2, 48))
 
 
 def test_called_like_a_convolution():

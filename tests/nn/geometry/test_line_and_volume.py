@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,7 +122,7 @@ def test_rules_train_as_in_the_plane(kind, rule):
         (SpatialMoE3d, {}, (1, 1, 2, 2, 3), r"grid of \(2, 2, 2\), got an input of \(2, 2, 3\).*interpolate_grids"),
     ],
 )
-def test_bad_arguments(kind, options, shape, message):
+def test_bad_arguments(kind: Any, options: dict[str, Any], shape: tuple[int, ...], message: str) -> None:
     grid = {} if "gate" in options else {"spatial_shape": 8 if kind is SpatialMoE1d else (2, 2, 2)}
     with pytest.raises(ValueError, match=message):
         kind.from_experts(1, 3, 1, **grid, **options)(torch.randn(shape))

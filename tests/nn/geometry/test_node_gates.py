@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -338,9 +339,10 @@ def test_autocast_and_batches_without_samples():
         ),
     ],
 )
-def test_bad_arguments(options, message):
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"num_nodes": 3, **options}
     with pytest.raises(ValueError, match=message):
-        GraphMoE.from_experts(C, X, E, **{"num_nodes": 3, **options})
+        GraphMoE.from_experts(C, X, E, **arguments)
 
 
 def test_called_like_a_graph_convolution():
