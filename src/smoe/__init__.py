@@ -13,7 +13,7 @@ from smoe.version import __version__
 if TYPE_CHECKING:
     from smoe import diagnostics, losses, nn, ops, rules
     from smoe.diagnostics import describe
-    from smoe.meshes import read_mesh
+    from smoe.gridded import read_mesh
     from smoe.nn import (
         DecidedGate,
         FactorisedGate,
@@ -76,7 +76,7 @@ _HOMES = {
     "GridRegressor": "smoe.regression",
     "load": "smoe.regression",
     "plot_routing": "smoe.views",
-    "read_mesh": "smoe.meshes",
+    "read_mesh": "smoe.gridded",
 }
 
 

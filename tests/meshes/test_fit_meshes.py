@@ -12,12 +12,13 @@ import xarray as xr
 
 import smoe
 from mesh_files import FACE, real_mesh, real_ocean, sphere, with_times
+from smoe import read_mesh
 from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
-from smoe.meshes import MeshNet, read_mesh
+from smoe.meshes import MeshNet
 from smoe.meshes._mesh import read_nodes
-from smoe.meshes._mesh_files import make_mesh
+from smoe.meshes._rows import make_mesh
 from smoe.nn import GraphMoE, HEALPixMoE
 from smoe.ops._healpix import healpix_coordinates
 from smoe.reports.read_fit import read_fit

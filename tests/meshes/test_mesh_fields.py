@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from smoe import read_mesh
 from smoe.errors import DataError
-from smoe.meshes import Mesh, MeshNet, read_mesh
-from smoe.meshes._mesh_files import as_row_of_nodes, make_mesh
+from smoe.meshes import Mesh, MeshNet
+from smoe.meshes._rows import as_row_of_nodes, make_mesh
 from smoe.nn import GraphMoE
 
 xarray = pytest.importorskip("xarray")

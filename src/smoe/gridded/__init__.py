@@ -18,6 +18,7 @@ from smoe.gridded._output import (
     with_provenance,
     write_cf,
 )
+from smoe.gridded._read_mesh import read_mesh
 from smoe.gridded._source import Channel, FieldSource
 from smoe.gridded._tables import (
     FieldMoments,

@@ -21,7 +21,7 @@ from smoe.gridded._axes import are_same_units, has_leads, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
 from smoe.gridded._times import TimeLabels, decode_times, read_times
 from smoe.meshes._mesh import NODES
-from smoe.meshes._mesh_files import Location, as_row_of_nodes
+from smoe.meshes._rows import Location, as_row_of_nodes
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -87,7 +87,7 @@ def _open_paths(
             raise DataError(f"no file matches {text!r}, which {where} names")
     files = {}
     for path in paths:
-        cubes = [with_axes(_without_mesh(cube, str(path), location)) for cube in _open_one(path, options)]
+        cubes = [with_axes(_without_mesh(cube, str(path), location)) for cube in open_one(path, options)]
         files[str(path)] = cubes[0] if len(cubes) == 1 else _merge_cubes(cubes, path, variables)
     return _join(files, repr(text), variables)
 
@@ -123,7 +123,7 @@ def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) ->
         raise DataError(f"{where}: {error}") from error
 
 
-def _open_one(path: Path, options: OpenOptions) -> list[xr.Dataset]:
+def open_one(path: Path, options: OpenOptions) -> list[xr.Dataset]:
     """The data set of a file or store; the data sets of a GRIB file whose fields do not make one."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
