@@ -634,7 +634,7 @@ def earned_weights(products: np.ndarray, share: np.ndarray, start: int, drawn: f
     weights = _convex_weights(np.einsum("b,brs->rs", share, products), start, drawn)
     gains = products[:, start, start] - np.einsum("r,brs,s->b", weights, products, weights)
     gain, count = float(share @ gains), 1.0 / float(share @ share)
-    if not gain > 0.0:
+    if not gain > 0.0 or len(products) < 2:
         return alone
     error = (float(share @ np.square(gains - gain)) / max(count - 1.0, 0.5)) ** 0.5
     found = alone + max(0.0, 1.0 - 0.5 * error / gain) * (weights - alone)

@@ -332,9 +332,10 @@ def judge(
 ) -> Judgement:  # fmt: skip
     """Chooses the shares of the nets in what predicts, and says what they add.
 
-    They are earned as the weights of simple models are, in blocks of times of the validation part, by errors less their
-    mean at each pixel: that a net moves all times of one period towards the truth, as under a trend, is one number and
-    no evidence of more. The two plain nets count as one, their mean, whose errors vary less with the seed.
+    They are earned as the weights of simple models are, in blocks of times of the validation part, by squared errors
+    less their mean at each pixel: that a net moves all times of one period towards the truth, as under a trend, is one
+    number and no evidence of more. Other objectives count as they are. The two plain nets are one, their mean, whose
+    errors vary less with the seed.
     """
     # Every second or third sample of a validation part that memory may not hold.
     step = -(-base.validation.nbytes * options.outputs_per_target // _MOST_BYTES)
@@ -361,18 +362,17 @@ def judge(
     if names and options.keep == "smoe":
         shares["net"][:] = 1.0
     elif names:
-        finite = [name for name in values if np.isfinite(errors[name]).all()]
+        # Times without a truth have no error.
+        finite = [name for name in values if np.isfinite(errors[name][np.isfinite(errors["base"])]).all()]
         members = [[name for name in finite if name in each] for each in (("base",), ("net",), ("plain", "twin"))]
         members = [each for each in members if each]
-        middle = [np.mean([central(options, values[name]) for name in each], axis=0) - truth for each in members]
-        counts = np.maximum((~np.isnan(truth)).sum(axis=0), 1)
-        middle = [each - np.nansum(each, axis=0) / counts for each in middle]
         order = np.argsort(validation.pairs.valid, kind="stable")
         blocks = np.array_split(order, min(_NUM_BLOCKS, len(order)))
+        products = _products(
+            [np.mean([values[name] for name in each], axis=0) for each in members], truth, weights, options
+        )
         for k in range(truth.shape[1]):
-            products = np.stack([[weighted_means(a[:, k:k+1] * b[:, k:k+1], truth[:, k:k+1], weights)[:, 0]
-                                  for b in middle] for a in middle])  # fmt: skip
-            of_blocks = [np.nanmean(products[:, :, block], axis=2) for block in blocks]
+            of_blocks = [np.nanmean(products[:, :, block, k], axis=2) for block in blocks]
             counted = np.asarray([np.isfinite(each).all() for each in of_blocks])
             sizes = np.asarray([len(block) for block in blocks])[counted]
             earned = earned_weights(np.stack(of_blocks)[counted], sizes / sizes.sum(), 0, _DRAWN)
@@ -392,14 +392,29 @@ def judge(
     return Judgement(shares, widen, ratios, _verdict(shares, errors, base.name, options, is_own=is_own))
 
 
+def _products(
+    values: Sequence[np.ndarray], truth: np.ndarray, weights: np.ndarray, options: RegressorOptions
+) -> np.ndarray:
+    """Products of errors of predictions at each time, `(R, R, N, K)`; the objective of a mixture is a form of these."""
+    if options.objective != "mse":
+        # That of a mixture is at most the mixture of theirs.
+        found = np.stack([weighted_means(errors_in_units(each, truth, options), truth, weights) for each in values])
+        return (found[:, None] + found) / 2.0
+    counts = np.maximum((~np.isnan(truth)).sum(axis=0), 1)
+    errors = [each[:, :, 0].astype(np.float64) - truth for each in values]
+    errors = [each - np.nansum(each, axis=0) / counts for each in errors]
+    return np.stack([[weighted_means(a * b, truth, weights) for b in errors] for a in errors])
+
+
 def _batches(count: int) -> list[np.ndarray]:
     return [np.arange(first, min(first + _BATCH, count)) for first in range(0, count, _BATCH)]
 
 
 def _width(values: np.ndarray, truth: np.ndarray, options: RegressorOptions) -> np.ndarray:
-    """How many half widths of an interval the errors reach, at the 0.8 quantile, `(K,)`."""
+    """How many half widths of an interval, on their side, the errors reach, at the 0.8 quantile, `(K,)`."""
     middle = central(options, values)
-    half = values[:, :, 1] if options.objective == "gaussian" else (values[:, :, -1] - values[:, :, 0]) / 2.0
+    sides = np.where(truth < middle, middle - values[:, :, 0], values[:, :, -1] - middle)
+    half = values[:, :, 1] if options.objective == "gaussian" else sides
     reached = np.abs(truth - middle) / np.maximum(half, 1e-30)
     return np.nanquantile(reached.swapaxes(0, 1).reshape(truth.shape[1], -1), 0.8, axis=1)
 
