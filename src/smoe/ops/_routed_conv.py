@@ -32,9 +32,6 @@ from smoe.ops._operators import (
 from smoe.ops.triton._choice import why_not_sparse
 from smoe.options import PADDING_MODES, PaddingMode
 
-# `none` computes only the voxels whose filter lies inside the volume.
-VOLUME_PADDINGS = ("zeros", "circular", "none")
-
 
 def routed_conv2d(
     input: torch.Tensor,
@@ -67,7 +64,7 @@ def routed_conv2d(
     Returns:
         `(B, E * F, H', W')`; the channels of a pixel follow the order of its `indices`.
     """
-    _check(input, weight, indices, expert_channels, stride, padding_mode, PADDING_MODES, 2)
+    _check(input, weight, indices, expert_channels, stride, padding_mode)
     if check_indices and not torch.compiler.is_compiling():
         num_experts = weight.shape[0] // expert_channels
         if indices.device.type == "cpu":
@@ -79,24 +76,6 @@ def routed_conv2d(
     return routed_conv(input, weight, indices, expert_channels, stride, padding_mode, bias)
 
 
-def routed_conv3d(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    *,
-    expert_channels: int = 1,
-    stride: int = 1,
-    padding_mode: str = "zeros",
-) -> torch.Tensor:
-    """As `routed_conv2d`, of a volume `(B, C, D, H, W)`; the indices are not checked to be in range and distinct.
-
-    The padding mode is `zeros`; `circular`, which wraps all axes; or `none`, where only voxels are computed whose
-    filter lies inside the volume.
-    """
-    _check(input, weight, indices, expert_channels, stride, padding_mode, VOLUME_PADDINGS, 3)
-    return routed_conv(input, weight, indices, expert_channels, stride, padding_mode)
-
-
 def routed_conv(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -106,7 +85,10 @@ def routed_conv(
     padding_mode: str,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `routed_conv2d` and `routed_conv3d`, for callers that have made their checks."""
+    """As `routed_conv2d`, for planes and volumes `(B, C, D, H, W)`, for callers that have made their checks.
+
+    The padding mode `none` computes only the pixels whose filter lies inside the grid.
+    """
     device_type = input.device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
@@ -124,18 +106,14 @@ def _check(
     expert_channels: int,
     stride: int,
     padding_mode: str,
-    padding_modes: tuple[str, ...],
-    num_axes: int,
 ) -> None:
-    if input.ndim != num_axes + 2:
-        axes = ", ".join(("B", "C", "D", "H", "W")[:2] + ("D", "H", "W")[-num_axes:])
-        raise ValueError(f"input must be ({axes}), got shape {tuple(input.shape)}")
+    if input.ndim != 4:
+        raise ValueError(f"input must be (B, C, H, W), got shape {tuple(input.shape)}")
     if not input.is_floating_point():
         raise ValueError(f"input must be floating, got {input.dtype}; convert it with input.float()")
-    if weight.ndim != num_axes + 2 or weight.shape[1] != input.shape[1]:
-        kernel = ", ".join(("kd", "kh", "kw")[-num_axes:])
+    if weight.ndim != 4 or weight.shape[1] != input.shape[1]:
         raise ValueError(
-            f"weight must be (X * F, {input.shape[1]}, {kernel}) for an input with {input.shape[1]} channels, "
+            f"weight must be (X * F, {input.shape[1]}, kh, kw) for an input with {input.shape[1]} channels, "
             f"got shape {tuple(weight.shape)}"
         )
     if any(size % 2 == 0 for size in weight.shape[2:]):
@@ -144,8 +122,8 @@ def _check(
         raise ValueError(f"{weight.shape[0]} filters cannot be shared out in experts of {expert_channels} channels")
     if stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}")
-    if padding_mode not in padding_modes:
-        raise ValueError(f"padding_mode must be one of {', '.join(padding_modes)}, got {padding_mode!r}")
+    if padding_mode not in PADDING_MODES:
+        raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}, got {padding_mode!r}")
     if min(*input.shape[1:], weight.shape[0]) < 1:
         raise ValueError(
             f"input and weight need at least one channel, pixel and filter, got shapes {tuple(input.shape)} and "
@@ -159,16 +137,8 @@ def _check(
         )
     if indices.shape[0] not in (1, input.shape[0]):
         raise ValueError(f"indices are for {indices.shape[0]} samples but the input has {input.shape[0]}")
-    grid = conv_grid(input.shape[2:], weight.shape[2:], stride, padding_mode)
-    if min(grid) < 1:
-        raise ValueError(
-            f"a volume of {tuple(input.shape[2:])} is smaller than the kernel {tuple(weight.shape[2:])}, and there is "
-            "no padding; use padding_mode zeros or circular"
-        )
-    num_pixels = 1
-    for size in grid:
-        num_pixels = num_pixels * size
-    if indices.shape[2] != num_pixels:
+    grid = output_grid(input.shape[2], input.shape[3], stride)
+    if indices.shape[2] != grid[0] * grid[1]:
         raise ValueError(
             f"the routing has {indices.shape[2]} pixels but the output grid is {grid} (input {tuple(input.shape[2:])}, "
             f"stride {stride}); make the gate for the output grid (spatial_shape)"

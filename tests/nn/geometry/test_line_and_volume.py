@@ -14,7 +14,7 @@ from definitions import compare_gradients, gate_gradient, gate_scores
 from routed_conv_cases import loop_routed_conv
 from smoe.nn._graph_layer import GraphMoE
 from smoe.nn._grid_layers import SpatialMoE1d, SpatialMoE3d
-from smoe.ops._routed_conv import routed_conv3d
+from smoe.ops._routed_conv import routed_conv
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -46,7 +46,7 @@ def test_volume_with_a_routing_of_each_sample(padding_mode):
     weight = torch.randn(4, 2, 3, 3, 3, requires_grad=True)
     indices = torch.randn(3, 4, 60).argsort(dim=1)[:, :2]
     expected = loop_routed_conv(x, weight, indices, 1, 1, padding_mode)
-    compare_gradients(routed_conv3d(x, weight, indices, padding_mode=padding_mode), expected, [x, weight], 1e-4)
+    compare_gradients(routed_conv(x, weight, indices, 1, 1, padding_mode), expected, [x, weight], 1e-4)
 
 
 def test_volume_operator():
@@ -126,9 +126,6 @@ def test_bad_arguments(kind: Any, options: dict[str, Any], shape: tuple[int, ...
     grid = {} if "gate" in options else {"spatial_shape": 8 if kind is SpatialMoE1d else (2, 2, 2)}
     with pytest.raises(ValueError, match=message):
         kind.from_experts(1, 3, 1, **grid, **options)(torch.randn(shape))
-    x, weight, indices = torch.randn(1, 1, 3, 2, 4), torch.randn(3, 1, 3, 3, 3), torch.zeros(1, 1, 1).int()
-    with pytest.raises(ValueError, match=r"a volume of \(3, 2, 4\) is smaller than the kernel \(3, 3, 3\)"):
-        routed_conv3d(x, weight, indices, padding_mode="none")
 
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular", "none"])
@@ -139,7 +136,7 @@ def test_gradients_of_volumes_have_derivatives(padding_mode):
     num_voxels = 6 if padding_mode == "none" else 36
     indices = torch.rand(1, 3, num_voxels).argsort(dim=1)[:, :2].to(torch.int32)
     assert torch.autograd.gradgradcheck(
-        lambda x, weight: routed_conv3d(x, weight, indices, padding_mode=padding_mode), (x, weight)
+        lambda x, weight: routed_conv(x, weight, indices, 1, 1, padding_mode), (x, weight)
     )
 
 

@@ -266,22 +266,6 @@ def forward_kernel(
     store_rows(output, sums, samples * num_pixels + pixel, samples < num_samples, rows, num_rows)
 
 
-def routed_conv_forward(
-    input: torch.Tensor, weight: torch.Tensor, filters: torch.Tensor, problem: Problem, tile: Tile
-) -> torch.Tensor:
-    """The output `(B, P, E * F)` from input `(B, H * W, C)`, weight `(X * F, taps, C)` and filters `(P, E * F)`."""
-    num_samples, _, channels = input.shape
-    num_pixels, num_rows = filters.shape
-    output = input.new_empty(num_samples, num_pixels, num_rows)
-    grid = (num_pixels * ceil_div(num_rows, tile.rows) * ceil_div(num_samples, tile.columns),)
-    launch(
-        *(forward_kernel, grid, input, weight, filters, output, num_samples, channels, num_rows, num_pixels),
-        *(problem.height, problem.width, problem.grid[1]),
-        **problem.options(tile),
-    )
-    return output
-
-
 @triton.jit
 def input_gradient_kernel(
     error,
@@ -325,22 +309,6 @@ def input_gradient_kernel(
         signal = load_pixel(error, samples, num_samples, reader, is_read, num_pixels, slots, num_filters)
         sums = tl.dot(signal, bank, sums, input_precision=PRECISION)
     store_rows(gradient, sums, samples * (height * width) + pixel, samples < num_samples, channel, channels)
-
-
-def routed_conv_input_gradient(
-    error: torch.Tensor, weight: torch.Tensor, filters: torch.Tensor, problem: Problem, tile: Tile
-) -> torch.Tensor:
-    """The gradient `(B, H * W, C)` from error `(B, P, E * F)`, weight `(X * F, taps, C)` and filters `(P, E * F)`."""
-    num_samples, num_pixels, num_filters = error.shape
-    channels = weight.shape[2]
-    gradient = error.new_empty(num_samples, problem.height * problem.width, channels)
-    grid = (gradient.shape[1] * ceil_div(channels, tile.rows) * ceil_div(num_samples, tile.columns),)
-    launch(
-        *(input_gradient_kernel, grid, error, weight, filters, gradient, num_samples, channels, num_filters),
-        *(num_pixels, problem.height, problem.width, problem.grid[1]),
-        **problem.options(tile),
-    )
-    return gradient
 
 
 # Rows of the packed error have a multiple of this number of samples, so that they are copied 16 bytes at a time.
@@ -400,51 +368,6 @@ def masked_kernel(
     store_rows(gradient, sums, (share + rows) * taps + tap, rows < num_filters, channel, channels)
 
 
-def pack_error(error: torch.Tensor) -> torch.Tensor:
-    """`(B, P, E * F)` with the samples innermost, `(P, E * F, padded samples)`; the padding is zero."""
-    num_samples, num_pixels, num_selected = error.shape
-    padded_samples = ceil_div(num_samples, SAMPLE_MULTIPLE) * SAMPLE_MULTIPLE
-    packed = error.new_empty(num_pixels, num_selected, padded_samples)
-    packed[:, :, :num_samples] = error.permute(1, 2, 0)
-    packed[:, :, num_samples:] = 0.0
-    return packed
-
-
-def num_shares(num_pixels: int, num_programs: int) -> int:
-    """Shares that the pixels are divided into, given the programs of one share."""
-    return max(1, min(_ENOUGH_PROGRAMS // num_programs, num_pixels // _MIN_PIXELS_PER_PROGRAM))
-
-
-def routed_conv_weight_gradient(
-    error: torch.Tensor,
-    input: torch.Tensor,
-    filters: torch.Tensor,
-    num_filters: int,
-    problem: Problem,
-    tile: Tile,
-) -> torch.Tensor:
-    """The gradient `(X * F, taps, C)`, float32, from error `(B, P, E * F)`, input `(B, H * W, C)` and filters."""
-    num_samples, num_pixels, num_selected = error.shape
-    channels = input.shape[2]
-    packed = pack_error(error)
-    channel_blocks = ceil_div(channels, tile.columns)
-    options = problem.options(tile)
-    geometry = (problem.height, problem.width, problem.grid[1])
-    num_programs = problem.num_taps * ceil_div(num_filters, tile.rows) * channel_blocks
-    pixels_each = ceil_div(num_pixels, num_shares(num_pixels, num_programs))
-    shares = ceil_div(num_pixels, pixels_each)
-    gradient = input.new_empty(shares, num_filters, problem.num_taps, channels, dtype=torch.float32)
-    slots = filters.new_full((num_pixels, num_filters), -1)
-    numbers = torch.arange(num_selected, dtype=slots.dtype, device=slots.device).expand(num_pixels, -1)
-    slots.scatter_(1, filters.long(), numbers)
-    launch(
-        *(masked_kernel, (num_programs, shares), packed, input, slots, gradient),
-        *(num_samples, packed.shape[2], channels, num_filters, num_selected, num_pixels, pixels_each, *geometry),
-        **options,
-    )
-    return gradient.sum(dim=0)
-
-
 def triton_routed_conv2d(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -461,11 +384,16 @@ def triton_routed_conv2d(
     """
     problem = _problem(input, weight, stride, padding_mode)
     filters = filters_by_pixel(indices, expert_channels)
-    if input.numel() == 0:
-        output = input.new_zeros(input.shape[0], filters.shape[0], filters.shape[1])
-    else:
-        tile = tile or _tile("forward", filters.shape[1], input.shape[0], input.shape[1], input, problem)
-        output = routed_conv_forward(pixel_rows(input), _tap_rows(weight), filters, problem, tile)
+    (num_samples, channels), (num_pixels, num_rows) = input.shape[:2], filters.shape
+    output = (input.new_empty if input.numel() else input.new_zeros)(num_samples, num_pixels, num_rows)
+    if input.numel() > 0:
+        tile = tile or _tile("forward", num_rows, num_samples, channels, input, problem)
+        launch(
+            *(forward_kernel, (num_pixels * ceil_div(num_rows, tile.rows) * ceil_div(num_samples, tile.columns),)),
+            *(pixel_rows(input), _tap_rows(weight), filters, output, num_samples, channels, num_rows, num_pixels),
+            *(problem.height, problem.width, problem.grid[1]),
+            **problem.options(tile),
+        )
     return _grid_of(output, problem.grid, format_of(input))
 
 
@@ -490,17 +418,39 @@ def triton_routed_conv2d_backward(
             torch.zeros_like(weight, memory_format=format_of(weight)) if needs_weight else weight_gradient,
         )
     problem = _problem(input, weight, stride, padding_mode)
-    filters = filters_by_pixel(indices, expert_channels)
-    signal = pixel_rows(error)
-    B, C = input.shape[:2]
+    filters, signal = filters_by_pixel(indices, expert_channels), pixel_rows(error)
+    (B, C), (num_pixels, num_selected) = input.shape[:2], filters.shape
+    geometry = (problem.height, problem.width, problem.grid[1])
     if needs_input:
-        chosen = tile or _tile("input_gradient", C, B, filters.shape[1], input, problem)
-        rows = routed_conv_input_gradient(signal, _tap_rows(weight), filters, problem, chosen)
+        chosen = tile or _tile("input_gradient", C, B, num_selected, input, problem)
+        rows = error.new_empty(B, problem.height * problem.width, C)
+        launch(
+            *(input_gradient_kernel, (rows.shape[1] * ceil_div(C, chosen.rows) * ceil_div(B, chosen.columns),)),
+            *(signal, _tap_rows(weight), filters, rows, B, C, num_selected, num_pixels, *geometry),
+            **problem.options(chosen),
+        )
         input_gradient = _grid_of(rows, (problem.height, problem.width), format_of(input))
     if needs_weight:
-        chosen = tile or _tile("weight_gradient", weight.shape[0], C, B, input, problem)
-        rows = routed_conv_weight_gradient(signal, pixel_rows(input), filters, weight.shape[0], problem, chosen)
-        weight_gradient = _grid_of(rows.to(weight.dtype), (weight.shape[2], weight.shape[3]), format_of(weight))
+        X = weight.shape[0]
+        chosen = tile or _tile("weight_gradient", X, C, B, input, problem)
+        # The samples innermost, with zeros behind them.
+        packed = error.new_zeros(num_pixels, num_selected, ceil_div(B, SAMPLE_MULTIPLE) * SAMPLE_MULTIPLE)
+        packed[:, :, :B] = signal.permute(1, 2, 0)
+        slots = filters.new_full((num_pixels, X), -1)
+        numbers = torch.arange(num_selected, dtype=slots.dtype, device=slots.device).expand(num_pixels, -1)
+        slots.scatter_(1, filters.long(), numbers)
+        num_programs = problem.num_taps * ceil_div(X, chosen.rows) * ceil_div(C, chosen.columns)
+        most_shares = max(1, min(_ENOUGH_PROGRAMS // num_programs, num_pixels // _MIN_PIXELS_PER_PROGRAM))
+        pixels_each = ceil_div(num_pixels, most_shares)
+        shares = ceil_div(num_pixels, pixels_each)
+        rows = input.new_empty(shares, X, problem.num_taps, C, dtype=torch.float32)
+        launch(
+            *(masked_kernel, (num_programs, shares), packed, pixel_rows(input), slots, rows),
+            *(B, packed.shape[2], C, X, num_selected, num_pixels, pixels_each, *geometry),
+            **problem.options(chosen),
+        )
+        rows = rows.sum(dim=0).to(weight.dtype)
+        weight_gradient = _grid_of(rows, (weight.shape[2], weight.shape[3]), format_of(weight))
     return input_gradient, weight_gradient
 
 
