@@ -92,36 +92,30 @@ REGIONS = torch.tensor([[0, 0, 0, 1, 1, 1]] * 3 + [[0, 0, 2, 2, 1, 1], [2, 2, 2,
 def test_pixels_of_a_border_have_the_experts_of_a_side(kind: str) -> None:
     """Three regions, whose numbers have sizes from 1 to 100 and in whose means other experts would be the best."""
     torch.manual_seed(0)
-    grid, finer = {
-        "volume": ((2, 6, 6), (2, 12, 12)), "sphere": ((12, 6, 6), (12, 12, 12)), "nodes": ((36,), (144,)),
-    }.get(kind, ((6, 6), (12, 12)))  # fmt: skip
-    regions = REGIONS.expand(grid) if kind != "nodes" else REGIONS.flatten()
+    old, new = (
+        torch.stack(torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij"), -1) for size in (6, 12)
+    )
+    front = {"volume": (2,), "sphere": (12,)}.get(kind, ())
+    grid, finer = ((36,), (144,)) if kind == "nodes" else ((*front, 6, 6), (*front, 12, 12))
+    regions = REGIONS.expand(*front, 6, 6).reshape(grid)
     numbers = (torch.randn(8, 3)[:, regions] * 100.0 ** torch.rand(grid)).detach()
-    places = torch.stack(torch.meshgrid(*map(torch.arange, grid[-2:]), indexing="ij"), dim=-1).float()
-    if kind == "scores" or kind == "fixed":
-        made = smoe.TensorGate(8, 2, grid, order="families") if kind == "scores" else smoe.FixedGate(numbers, 2)
-        made.scores.data = numbers
-        gate: smoe.SpatialGate = made
+    if kind in ("scores", "fixed"):
+        gate: Any = smoe.TensorGate(8, 2, grid, order="families") if kind == "scores" else smoe.FixedGate(numbers, 2)
+        gate.scores.data = numbers
     else:
-        embedding = smoe.nn.CoordinateEmbedding(8, places) if kind == "coordinates" else smoe.PixelEmbedding(8, grid)
+        embedding = smoe.nn.CoordinateEmbedding(8, old) if kind == "coordinates" else smoe.PixelEmbedding(8, grid)
         embedding.values.data = numbers - (embedding() - embedding.values).detach()
         gate = smoe.FactorisedGate(64, 8, embedding=embedding)
-    options: dict[str, Any] = {"gate": gate, "rule": "frozen"}
-    selected = (1, gate.num_experts, gate.num_selected)
     if kind == "nodes":
-        here = (torch.stack(torch.meshgrid(torch.arange(6.0), torch.arange(6.0), indexing="ij"), dim=-1)).flatten(0, 1)
-        fine = (torch.stack(torch.meshgrid(*(torch.arange(12.0),) * 2, indexing="ij"), dim=-1).flatten(0, 1) - 0.5) / 2
-        new = smoe.transfer_gate(gate, here, fine)
-    elif kind == "sphere":
-        layer: Any = smoe.HEALPixMoE.from_experts(*selected, 1, nside=6, pixel_order="ring", **options)
-        new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 1, *finer)).gate
+        moved = smoe.transfer_gate(gate, old.flatten(0, 1), (new.flatten(0, 1) - 0.5) / 2)
     else:
-        layer = (smoe.SpatialMoE3d if kind == "volume" else smoe.SpatialMoE2d).from_experts(*selected, 1, **options)
-        new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 1, *finer)).gate
-    before, after = (each.forward().indices[0].double() for each in (gate, new))
-    if kind == "nodes":
-        finer, grid = (12, 12), (6, 6)
-    before, after = before.unflatten(1, grid), after.unflatten(1, finer)
+        options: dict[str, Any] = {"gate": gate, "rule": "frozen"}
+        layer: Any = {"volume": smoe.SpatialMoE3d, "sphere": smoe.HEALPixMoE}.get(kind, smoe.SpatialMoE2d)
+        options |= {"nside": 6, "pixel_order": "ring"} if kind == "sphere" else {}
+        layer = layer.from_experts(1, gate.num_experts, gate.num_selected, 1, **options)
+        moved = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 1, *finer)).gate
+    before = gate.forward().indices[0].double().unflatten(1, (*front, 6, 6))
+    after = moved.forward().indices[0].double().unflatten(1, (*front, 12, 12))
     assert is_near(before, after).all()
     # Along straight borders each fine pixel has what the coarse one had in which it lies.
     doubled = before.repeat_interleave(2, -1).repeat_interleave(2, -2)
