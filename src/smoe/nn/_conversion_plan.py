@@ -293,23 +293,19 @@ class ConversionPlan:
 
     def __str__(self) -> str:
         """A line for each convolution, and a summary."""
-        lines = [
-            f"{show_name(change.name)}: {change.num_selected} of {change.num_experts} experts on {change.spatial_shape}"
-            for change in self.changes
-        ]
+        lines = [f"{name}: {what} on {grid}" for name, what, grid in self._rows]
         return "\n".join([*lines, *filter(None, [self.reasons]), *([self.summary] if self.changes else [])])
 
-    def _repr_html_(self) -> str:
-        rows: list[tuple[object, ...]] = [
-            (
-                show_name(one.name),
-                f"{one.num_selected} of {one.num_experts} experts",
-                " x ".join(map(str, one.spatial_shape)),
-            )
+    @property
+    def _rows(self) -> list[tuple[str, str, object]]:
+        return [
+            (show_name(one.name), f"{one.num_selected} of {one.num_experts} experts", one.spatial_shape)
             for one in self.changes
         ]
-        rows += [(show_name(name), "stays", reason) for name, reason in self.left.items()]
-        return html_table(("module", "becomes", "grid, or why not"), rows)
+
+    def _repr_html_(self) -> str:
+        left = [(show_name(name), "stays", reason) for name, reason in self.left.items()]
+        return html_table(("module", "becomes", "grid, or why not"), [*self._rows, *left])
 
 
 def plan_conversion(

@@ -29,7 +29,7 @@ from smoe.nn._conversion_plan import (
 )
 from smoe.nn._filter_bank import FilterBank, default_order, resolve_default_rule
 from smoe.nn._gate import SpatialGate
-from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
+from smoe.nn._gates import FactorisedGate, TensorGate
 from smoe.nn._grid_layers import GridMoE, fill_families
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.options import BiasOwner, Order
@@ -113,15 +113,15 @@ def convert(
         predicate=predicate,
         linear=linear,
     )
-    if not plan.changes:
-        num_layers = sum(isinstance(module, RoutedLayer) for module in model.modules())
-        found = f"the model has none, but {num_layers} SMoE layers" if num_layers else "the model has none"
-        raise ValueError(f"no convolution can be converted: {plan.reasons or found}")
     rule = resolve_default_rule(rule, None, order)  # one rule for all layers
     if order is None:
         order = "families" if start == "filters" else default_order(rule)
     if order != "families" or make_gate is not None:
         plan = _without_groups(plan, model)
+    if not plan.changes:
+        num_layers = sum(isinstance(module, RoutedLayer) for module in model.modules())
+        found = f"the model has none, but {num_layers} SMoE layers" if num_layers else "the model has none"
+        raise ValueError(f"no convolution can be converted: {plan.reasons or found}")
     if start is None:
         start = "filters" if order == "families" and make_gate is None else "random"
     is_factorised = order == "families" and default_order(rule) == "families"
@@ -132,8 +132,7 @@ def convert(
             f"the network cannot be copied: {_first_line(error)}; it may keep what it computed: convert it before it "
             "is used"
         ) from error
-    tables: dict[object, TensorGate] = {}
-    embeddings: dict[object, PixelEmbedding] = {}
+    kept: dict[object, Any] = {}  # gates of tables, and embeddings, that layers share
 
     def new_gate(change: Change, weight: torch.Tensor) -> SpatialGate:
         if make_gate is not None:
@@ -145,15 +144,14 @@ def convert(
             return gate.to(weight.device, weight.dtype)
         numbers = (change.num_experts, change.num_selected, change.spatial_shape)
         options: dict[str, Any] = {"order": order, "device": weight.device, "dtype": weight.dtype}
+        key = (numbers[2] if is_factorised else numbers, weight.device, weight.dtype)
         if is_factorised:
-            grid = (change.spatial_shape, weight.device, weight.dtype)
-            gate = FactorisedGate(*numbers, embedding=embeddings.get(grid), **options)
-            embeddings[grid] = gate.embedding
+            gate = FactorisedGate(*numbers, embedding=kept.get(key), **options)
+            kept[key] = gate.embedding
             return gate
-        bank = (numbers, weight.device, weight.dtype)
-        if bank not in tables:
-            tables[bank] = TensorGate(*numbers, **options)
-        return tables[bank]
+        if key not in kept:
+            kept[key] = TensorGate(*numbers, **options)
+        return kept[key]
 
     layers = [(change, converted.get_submodule(change.name)) for change in plan.changes]
     gates: dict[SpatialGate, bool] = {}  # whether a layer that learns has it
@@ -214,35 +212,26 @@ def load_plain_state_dict(converted: nn.Module, state_dict: Mapping[str, torch.T
                 "with families: load the plain network before smoe.convert"
             )
         prefix = f"{name}." if name else ""
+        num_candidates = gate.num_experts // gate.num_selected
         weight, bias = state.get(f"{prefix}weight"), state.get(f"{prefix}bias")
         if weight is not None:
-            state[f"{prefix}weight"] = _of_candidates(weight, layer)
+            if layer.transposed:
+                weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+            weight = weight[:, :, None] if weight.ndim == 2 else weight  # of a linear layer
+            state[f"{prefix}weight"] = weight.repeat_interleave(num_candidates, dim=0)
         if bias is not None and layer._bias_owner == "expert":
-            state[f"{prefix}bias"] = bias.repeat_interleave(gate.num_experts // gate.num_selected, dim=0)
+            state[f"{prefix}bias"] = bias.repeat_interleave(num_candidates, dim=0)
         own = {f"{prefix}{key}": value for key, value in layer.state_dict().items() if key not in ("weight", "bias")}
         state.update(own)
     converted.load_state_dict(state)
 
 
-def _of_candidates(weight: torch.Tensor, layer: GridMoE) -> torch.Tensor:
-    """The bank whose candidates are the filters of a convolution, transposed or not, or of a linear layer."""
-    if layer.transposed:
-        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
-    if weight.ndim == 2:
-        weight = weight[:, :, None]
-    return weight.repeat_interleave(layer.gate.num_experts // layer.gate.num_selected, dim=0)
-
-
 def _without_groups(plan: ConversionPlan, model: nn.Module) -> ConversionPlan:
     """The plan without convolutions of several groups, whose channels only families keep in their groups."""
-    names = [change.name for change in plan.changes]
-    grouped = [name for name in names if getattr(model.get_submodule(name), "groups", 1) > 1]
-    changes = tuple(change for change in plan.changes if change.name not in grouped)
-    left = {**plan.left, **dict.fromkeys(grouped, "its groups need the order 'families'")}
-    plan = dataclasses.replace(plan, changes=changes, left=left)
-    if not plan.changes:
-        raise ValueError(f"no convolution can be converted: {plan.reasons}")
-    return plan
+    grouped = [change for change in plan.changes if getattr(model.get_submodule(change.name), "groups", 1) > 1]
+    changes = tuple(change for change in plan.changes if change not in grouped)
+    left = dict.fromkeys((change.name for change in grouped), "its groups need the order 'families'")
+    return dataclasses.replace(plan, changes=changes, left={**plan.left, **left})
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

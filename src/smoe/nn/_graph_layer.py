@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe.nn._filter_bank import BankOptions, FilterBank, LayerOptions, as_bank
-from smoe.nn._nodes import node_order_of
+from smoe.nn._nodes import hash_coordinates, node_order_of
 from smoe.nn._routed_layer import check_positive
 from smoe.nn._shared_parameters import is_sharded
 from smoe.ops._graph import (
@@ -156,7 +156,7 @@ class GraphMoE(FilterBank):
         if coordinates is not None:
             if len(coordinates) != self.num_nodes:
                 raise ValueError(f"the layer has {self.num_nodes} nodes, but there are {len(coordinates)} coordinates")
-            order.note_coordinates(coordinates)
+            order.note("coordinates", hash_coordinates(coordinates))
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the arguments of graph convolutions
         self,
@@ -300,7 +300,7 @@ class GraphMoE(FilterBank):
         check_edges(edge_index, num_nodes)
         fingerprints = edge_fingerprints(edge_index, self.num_nodes, num_nodes // self.num_nodes)
         for fingerprint in fingerprints.unique().tolist():
-            node_order_of(self.gate).note_edges(fingerprint)
+            node_order_of(self.gate).note("edges", fingerprint)
 
     def _as_convolution(
         self, source: torch.Tensor, filters: torch.Tensor

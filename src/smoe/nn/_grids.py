@@ -19,10 +19,10 @@ from smoe.nn._filter_bank import FilterBank
 from smoe.nn._fixed_gates import FixedGate
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, TensorGate
+from smoe.nn._graph_layer import GraphMoE
 from smoe.nn._grid_layers import GridMoE, TokenMoE
 from smoe.nn._healpix_layer import HEALPixMoE
-from smoe.nn._module_layer import SpatialMoE
-from smoe.nn._nodes import NodeOrder, node_order_of
+from smoe.nn._nodes import NodeOrder, hash_coordinates
 from smoe.nn._places import CoordinateEmbedding
 from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.ops._conv_kernels import output_grid
@@ -100,18 +100,19 @@ def _holder(layer: nn.Module) -> nn.Module:
 
 def _grid_of(layer: Any, input: torch.Tensor, name: str) -> tuple[int, ...]:
     """The output grid of a layer for an input."""
-    if isinstance(layer, SpatialMoE):
-        return tuple(layer.experts(input).shape[2:])
-    if isinstance(layer, TokenMoE) and layer.gate.spatial_shape != (input.shape[1:-1].numel(),):
-        raise ValueError(f"the positions of {name} are no grid to interpolate on: convert the network for its sequence")
-    if isinstance(layer, GridMoE) and not isinstance(layer, TokenMoE):
-        return layer._output_grid(input if input.ndim == layer.weight.ndim else input.unsqueeze(0))
     if isinstance(layer, HEALPixMoE):
         nside = math.isqrt(input.shape[2:].numel() // 12)
         return (12, nside, nside)
-    if isinstance(layer, RoutedLayer):  # on a graph, whose layers refuse what does not fit
+    if isinstance(layer, (TokenMoE, GraphMoE)):  # on a graph, whose layers refuse what does not fit
+        if isinstance(layer, TokenMoE) and layer.gate.spatial_shape != (input.shape[1:-1].numel(),):
+            raise ValueError(
+                f"the positions of {name} are no grid to interpolate on: convert the network for its sequence"
+            )
         return layer.gate.spatial_shape or ()
-    return output_grid(input.shape[-2], input.shape[-1], layer.stride)
+    if not isinstance(layer, RoutedLayer):
+        return output_grid(input.shape[-2], input.shape[-1], layer.stride)
+    has_batch = not isinstance(layer, GridMoE) or input.ndim == layer.weight.ndim
+    return layer._output_grid(input if has_batch else input.unsqueeze(0))
 
 
 def _has_grid(layer: Any) -> bool:
@@ -247,5 +248,5 @@ def transfer_gate(
     if isinstance(order, NodeOrder):
         order.hashes.zero_()
         if new_coordinates.ndim == 2:
-            node_order_of(copied).note_coordinates(new_coordinates)
+            order.note("coordinates", hash_coordinates(new_coordinates))
     return copied

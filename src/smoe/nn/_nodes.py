@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import torch
 from torch import nn
@@ -15,6 +16,10 @@ _REMEDY = (
 )
 
 
+_HASHED = ("edges", "coordinates")
+_MASK = 2**64 - 1
+
+
 class NodeOrder(nn.Module):
     """Hashes of a graph's edges and of its nodes' coordinates, saved with the gate; 0 where they are not known."""
 
@@ -24,20 +29,17 @@ class NodeOrder(nn.Module):
         super().__init__()
         self.register_buffer("hashes", torch.zeros(2, dtype=torch.int64))
 
-    def note_edges(self, fingerprint: int) -> None:
-        """Keeps the fingerprint of the first graph and refuses others."""
-        self._note(0, fingerprint, "the edges differ from those of the graph that the gate was made for")
-
-    def note_coordinates(self, coordinates: torch.Tensor) -> None:
-        """Keeps the hash of the first coordinates `(N, D)` and refuses others."""
-        self._note(1, hash_coordinates(coordinates), "the coordinates differ from those that the gate was made for")
-
-    def _note(self, place: int, value: int, problem: str) -> None:
+    def note(self, what: Literal["edges", "coordinates"], value: int) -> None:
+        """Keeps the hash of the first graph, and refuses others."""
+        place = _HASHED.index(what)
         known = int(self.hashes[place])
         if known == 0:
             self.hashes[place] = value
         elif known != value:
-            raise ValueError(f"{problem} (hash {value & _MASK:016x}, not {known & _MASK:016x}): {_REMEDY}")
+            raise ValueError(
+                f"the {what} differ from those of the graph that the gate was made for (hash {value & _MASK:016x}, not "
+                f"{known & _MASK:016x}): {_REMEDY}"
+            )
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -46,7 +48,7 @@ class NodeOrder(nn.Module):
         saved = state_dict.get(f"{prefix}hashes")
         if saved is None:  # saved before the gate had met a graph
             return
-        for place, what in enumerate(("edges", "coordinates")):
+        for place, what in enumerate(_HASHED):
             own, other = int(self.hashes[place]), int(saved[place])
             if own and other and own != other:
                 error_msgs.append(
@@ -56,9 +58,6 @@ class NodeOrder(nn.Module):
                 return
         with torch.no_grad():
             self.hashes.copy_(torch.where(saved.to(self.hashes) != 0, saved.to(self.hashes), self.hashes))
-
-
-_MASK = 2**64 - 1
 
 
 def hash_coordinates(coordinates: torch.Tensor) -> int:
