@@ -115,8 +115,8 @@ class RegressorOptions:
     regrid: bool = False
     learning_rate: float = 5e-3
     batch_size: int | None = None
-    max_epochs: int = 16
-    patience: int = 3
+    max_epochs: int = 32
+    patience: int = 8
     validation_share: float = 0.2
     compare: Literal["auto", "yes", "no"] = "auto"
     keep: Literal["better", "smoe"] = "better"
