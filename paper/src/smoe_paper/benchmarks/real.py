@@ -298,6 +298,7 @@ def measure(name: str, seed: int, cache: Path, real: Path) -> dict[str, Any]:
 
     import smoe
     from smoe.regression._preparation import prepare
+    from smoe.regression._scores import bootstrap_spread
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -323,7 +324,7 @@ def measure(name: str, seed: int, cache: Path, real: Path) -> dict[str, Any]:
         "targets": list(table.targets),
         "samples": " / ".join(str(model.fitted.samples[part]) for part in ("train", "validation", "test")),
         "rmse": rmse,
-        "paired": {row: paired_spread(errors["model"], each).tolist() for row, each in errors.items()},
+        "paired": {row: bootstrap_spread(errors["model"], 0, each).tolist() for row, each in errors.items()},
         "kept": model.fitted.describe().partition(" for ")[0],
         "verdict": model.fitted.verdict,
         "seconds": seconds,
@@ -346,18 +347,6 @@ def _unet_errors(model: Any, task: Task, x: xr.Dataset, y: xr.Dataset) -> np.nda
     ).net  # fmt: skip
     own = smoe.GridRegressor(net, progress=False, seed=fitted.options.seed, compare="no", keep="smoe", **task.options)
     return own.fit(x, y, **task.periods).score(x, y).squared["model"]
-
-
-def paired_spread(ours: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Standard deviation of the difference of two root mean squared errors over blocks of times."""
-    count = len(ours)
-    length, generator = max(1, int(count**0.5)), np.random.default_rng(0)
-    found = []
-    for _ in range(500):
-        firsts = generator.integers(0, count, -(-count // length))
-        rows = (firsts[:, None] + np.arange(length)).ravel()[:count] % count
-        found.append(np.sqrt(np.nanmean(ours[rows], axis=0)) - np.sqrt(np.nanmean(other[rows], axis=0)))
-    return np.std(found, axis=0)
 
 
 def by_hand(samples: Mapping[str, Any], weights: np.ndarray) -> dict[str, np.ndarray]:
