@@ -64,8 +64,6 @@ class RegressorOptions:
         local_affine: End with a learned scale and offset for each pixel and target.
         objective: `mse`, `mae`, `quantiles`, or `gaussian` for mean and spread by the CRPS.
         quantiles: Quantiles of the objective `quantiles`, ascending.
-        residual: Compare with, and start from, the input variable that the target continues: the one with the same
-            name, or the same standard name, and units. `auto` does so where there is one.
         location: Whether fields on the points (`node`) or on the faces (`face`) of a mesh are used, where it has both.
         area_weights: Weigh pixels by their area in the objective and the scores, where the grid has latitudes.
         missing: What becomes of values that are missing at some times only: `refuse` them, `drop` their times, or
@@ -105,7 +103,6 @@ class RegressorOptions:
     local_affine: bool = True
     objective: Objective = "mse"
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)
-    residual: Literal["auto", "yes", "no"] = "auto"
     location: Literal["node", "face"] | None = None
     area_weights: bool = True
     missing: Missing = "refuse"
@@ -131,7 +128,7 @@ class RegressorOptions:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for name in ("net", "objective", "missing", "residual", "compare", "keep", "refit"):
+        for name in ("net", "objective", "missing", "compare", "keep", "refit"):
             value, known = getattr(self, name), get_args(hints[name])
             if value not in known:
                 raise OptionError(

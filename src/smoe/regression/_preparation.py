@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,7 +225,7 @@ def open_sources(
     of_targets, target_variables = open_targets(y, options, target_variables, open_options)
     targets = FieldSource(of_targets, target_variables, "targets")
     if options.transform is not None:
-        same = find_references(inputs.channels, without_lead(targets.channels, options), options.residual)
+        same = find_references(inputs.channels, without_lead(targets.channels, options))
         names = [inputs.channels[number].variable for number in same if number >= 0]
         inputs = FieldSource(transformed(opened, names, options.transform), input_variables, "inputs", with_series=True)
         names = [channel.variable for channel in targets.channels]
@@ -329,7 +329,7 @@ def prepare(
 ) -> Prepared:
     """Makes samples of inputs and targets."""
     inputs, targets = open_sources(x, y, options, input_variables, target_variables, open_options)
-    reference = find_references(inputs.channels, without_lead(targets.channels, options), options.residual)
+    reference = find_references(inputs.channels, without_lead(targets.channels, options))
     pairs = pair_sources(inputs, targets, options)
     splits, found_periods = split_pairs(pairs, periods, options)
     used = np.unique(np.concatenate([split.inputs for split in splits.values()]))
@@ -456,11 +456,6 @@ class Statistics:
     reference: np.ndarray  # input that each target continues, or -1, `(K,)`
     target_mask: np.ndarray  # pixels where targets have values, `(K, H, W)`
 
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Names of all arrays."""
-        return tuple(each.name for each in fields(cls))
-
     def normalise_inputs(self, inputs: np.ndarray) -> np.ndarray:
         """Inputs `(N, C, H, W)` of mean 0 and spread 1, float32; missing values have the pixel's mean."""
         filled = np.where(np.isnan(inputs), self.input_fill, inputs)
@@ -476,7 +471,7 @@ class Statistics:
         return found
 
 
-def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...], residual: str) -> np.ndarray:
+def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...]) -> np.ndarray:
     """Input that each target continues: of the same name or standard name, with the same level and units."""
     found = []
     for target in targets:
@@ -487,9 +482,7 @@ def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...], r
                     f"{target.name} is in {target.units or '(no units)'!r} among the targets and its like among the "
                     f"inputs, {inputs[number].name}, in {inputs[number].units or '(no units)'!r}: convert one of them"
                 )
-        if not same and residual == "yes":
-            raise DataError(f"no input continues to {target.name}: residual needs one of its name or standard name")
-        found.append(-1 if not same or residual == "no" else same[0])
+        found.append(same[0] if same else -1)
     return np.asarray(found, np.int64)
 
 
@@ -528,7 +521,7 @@ def gather_statistics(inputs: FieldTable, targets: FieldTable, pairs: Pairs, ref
             raise DataError(
                 f"the target {targets.channels[number].name} is the same as the input "
                 f"{inputs.channels[reference[number]].name} at all times of the training period: did you forget "
-                "lead (--lead)? Leave it out of the inputs, or set residual='no' if it is meant"
+                "lead (--lead)? Leave it out of the inputs"
             )
     target_mean = of_targets.by_pixel()[0]
     input_mean, input_std = of_inputs.by_pixel()
