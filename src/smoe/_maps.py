@@ -80,7 +80,7 @@ class Places:
         return np.broadcast_to(cosines[:, None], self.shape)
 
     def on_grid(self, shape: tuple[int, ...]) -> Places | None:
-        """Return the places of a coarser or finer map of the same area."""
+        """Returns the places of a coarser or finer map of the same area."""
         if shape == self.shape:
             return self
         if len(shape) != len(self.shape) or self.kind == "mesh":
@@ -119,7 +119,7 @@ class View:
 
 
 def thinned(places: Places, max_pixels: int) -> tuple[Places, int]:
-    """Return every second, third, ... row and column of a large grid, and this step; a mesh is returned whole."""
+    """Returns every second, third, ... row and column of a large grid, and this step; a mesh is returned whole."""
     step = 1
     while places.kind != "mesh" and math.prod(-(-size // step) for size in places.shape) > max_pixels:
         step += 1
@@ -134,7 +134,7 @@ def thinned(places: Places, max_pixels: int) -> tuple[Places, int]:
 
 
 def take(values: np.ndarray, shape: tuple[int, ...], step: int) -> np.ndarray:
-    """Return the values `(n, P)` of the pixels of a grid that `thinned` keeps."""
+    """Returns the values `(n, P)` of the pixels of a grid that `thinned` keeps."""
     if step == 1:
         return values
     part = values.reshape(-1, *shape)[(slice(None), *(slice(None, None, step) for _ in shape))]
@@ -142,7 +142,7 @@ def take(values: np.ndarray, shape: tuple[int, ...], step: int) -> np.ndarray:
 
 
 def make_views(places: Places) -> tuple[list[View], int]:
-    """Return the pictures of some places, and the number of the one that is shown first."""
+    """Returns the pictures of some places, and the number of the one that is shown first."""
     if places.coordinates is not None:
         return _mesh_views(places.coordinates), 0
     if places.kind == "globe":
@@ -163,7 +163,7 @@ def make_views(places: Places) -> tuple[list[View], int]:
 
 
 def coordinate_texts(axis: Axis, is_geographic: bool, is_row: bool) -> list[str]:
-    """Return coordinates as readers write them: 45°N, or a number with the name and units of the axis."""
+    """Returns coordinates as readers write them: 45°N, or a number with the name and units of the axis."""
     if not is_geographic:
         return [f"{axis.name} {value:.5g}{f' {axis.units}' if axis.units else ''}" for value in axis.values.ravel()]
     values = axis.values.ravel() if is_row else (axis.values.ravel() + 180.0) % 360.0 - 180.0
@@ -294,7 +294,7 @@ def _coast_light(cells: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np
 
 
 def _counters(counts: np.ndarray) -> np.ndarray:
-    """Return 0, 1, ..., n - 1 for each n of some counts, one after the other."""
+    """Returns 0, 1, ..., n - 1 for each n of some counts, one after the other."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 

@@ -21,7 +21,7 @@ _WIDTH = 260
 
 
 def expert_colours(number: int) -> np.ndarray:
-    """Return the colours of so many experts, `(X, 3)`, uint8; the same in pictures, reports and notebooks."""
+    """Returns the colours of so many experts, `(X, 3)`, uint8; the same in pictures, reports and notebooks."""
     colours = np.frombuffer(_FIRST, np.uint8).reshape(-1, 3)[:number]
     # Steps of the golden angle keep neighbours in number apart.
     further = [
@@ -52,7 +52,7 @@ def project(longitude: np.ndarray, latitude: np.ndarray) -> tuple[np.ndarray, np
 
 
 def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "", *, bold: int = -1) -> str:
-    """Return a table; the text of cells is escaped, and row number `bold` stands out."""
+    """Returns a table; the text of cells is escaped, and row number `bold` stands out."""
 
     def line(cells: Sequence[object], kind: str, number: int | None = None) -> str:
         style = ' style="font-weight:bold"' if number == bold else ""
@@ -69,7 +69,7 @@ def html_text(text: str) -> str:
 
 
 def html_routing(indices: np.ndarray, num_experts: int) -> str:
-    """Return the experts `(E, H, W)` of each slot as maps with a legend; a line is a strip, of a volume one slice."""
+    """Returns the experts `(E, H, W)` of each slot as maps with a legend; a line is a strip, of a volume one slice."""
     colours = expert_colours(num_experts)
     maps, seen = list[str](), indices[:4]
     for slot, chosen in enumerate(seen):
@@ -89,7 +89,7 @@ def html_routing(indices: np.ndarray, num_experts: int) -> str:
 
 
 def html_image(pixels: np.ndarray, wide: int = _WIDTH, text: str = "") -> str:
-    """Return an element with a PNG of colours `(H, W, 3)`, uint8, and what it shows in words."""
+    """Returns an element with a PNG of colours `(H, W, 3)`, uint8, and what it shows in words."""
     height, width = pixels.shape[:2]
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1).tobytes()
 

@@ -22,7 +22,7 @@ class UsageError(Exception):
 
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Show warnings as a line on the error stream each, without the code that they come from."""
+    """Shows warnings as a line on the error stream each, without the code that they come from."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_, **__: sys.stderr.write(f"warning: {printable(str(message))}\n")

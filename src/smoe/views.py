@@ -36,7 +36,7 @@ class _ShownFigure(Figure):
 
 
 def save_picture(figure: Figure, path: str | Path) -> None:
-    """Write a figure, whole or not at all; missing folders are made."""
+    """Writes a figure, whole or not at all; missing folders are made."""
     path = Path(path)
     canvas = FigureCanvasAgg(figure)
     formats = canvas.get_supported_filetypes()
@@ -54,7 +54,7 @@ def plot_routing(
     coords: np.ndarray | Tensor | Mapping[str, Any] | None = None,
     title: str = "",
 ) -> Figure:
-    """Draw which experts serve which pixels, and how much each expert is used.
+    """Draws which experts serve which pixels, and how much each expert is used.
 
     If each pixel has one of at most twelve experts, every expert has a colour, which map, bars and legend share.
     Otherwise pixels with like colours share experts: three components of their choices are the colours. A line is drawn
@@ -173,7 +173,7 @@ def _nodes(coordinates: np.ndarray) -> Places:
 
 
 def _draw_view(axes: Axes, colours: np.ndarray, places: Places) -> str:
-    """Draw the first picture that a report has of the pixels."""
+    """Draws the first picture that a report has of the pixels."""
     where = places if places.kind == "mesh" else places.on_grid(colours.shape[:2]) or places
     view = make_views(where)[0][0]
     (height, width), is_seen = view.cells.shape, view.cells >= 0
@@ -196,7 +196,7 @@ def _draw_view(axes: Axes, colours: np.ndarray, places: Places) -> str:
 
 
 def _draw_use(axes: Axes, use: np.ndarray, colours: np.ndarray | None) -> None:
-    """Draw the share of the pixels that each expert serves, the most used one first; with colours, bars have names."""
+    """Draws the share of the pixels that each expert serves, the most used one first; with colours, bars have names."""
     order = np.argsort(-use, kind="stable")
     ordered, ranks = use[order] * 100, np.arange(1, len(use) + 1)
     axes.bar(ranks, ordered, 1.0 if colours is None else 0.8, color="#009E73" if colours is None else colours[order])

@@ -9,16 +9,14 @@ import torch
 from torch import distributed, multiprocessing
 
 from resumable_training import free_port, run_process, train
+from small_training import without_times
 from smoe.training.run_directory import Record, RunDirectory, load_checkpoint
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
 
 
 def history(directory: Path) -> list[Record]:
-    return [
-        {key: value for key, value in record.items() if "seconds" not in key}
-        for record in RunDirectory(directory).read_history()
-    ]
+    return without_times(RunDirectory(directory).read_history())
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:

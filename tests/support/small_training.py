@@ -23,15 +23,15 @@ PLAN = TrainingPlan(
 TIMES = {"seconds", "total_seconds"}
 
 
-def make_task(seed: int = 0, lr: float = 1e-2, rule: str = "rc") -> Task:
+def make_task(lr: float = 1e-2) -> Task:
     frames = torch.rand(3, 8, 6, 5, generator=torch.Generator().manual_seed(7)).numpy()
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     # Noise, so that a resumed run has to continue the random numbers too.
-    layer = SpatialMoE2d.from_experts(1, 3, 1, gate=ScoreGate(TensorGate(3, 1, (6, 5))), rule=rule)
+    layer = SpatialMoE2d.from_experts(1, 3, 1, gate=ScoreGate(TensorGate(3, 1, (6, 5))), rule="rc")
     optimizer = torch.optim.Adam(layer.parameters(), lr=lr)
     splits = {"train": HeatPairs(frames[:2]), "validation": HeatPairs(frames[2:]), "test": HeatPairs(frames[1:2])}
     metrics = [PercentWithin(), MeanSquaredError()]
-    return Task(layer, optimizer, nn.functional.mse_loss, metrics, splits, HeatPairs.collate, seed)
+    return Task(layer, optimizer, nn.functional.mse_loss, metrics, splits, HeatPairs.collate, 0)
 
 
 def without_times(history: list[Record]) -> list[Record]:

@@ -53,7 +53,6 @@ def assert_finite(run: RunDirectory) -> None:
         if path.exists():
             stored = load_checkpoint(path)
             stored["model"].pop("mask")
-            (stored.get("average") or {}).get("model", {}).pop("mask", None)
             assert all(tensor.isfinite().all() for tensor in tensors_of(stored) if tensor.is_floating_point())
 
 

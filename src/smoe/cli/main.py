@@ -95,7 +95,7 @@ complete -c smoe -n 'not __fish_use_subcommand; and string match -q -- "-*" (com
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 failed, 2 a mistake in what was typed, 128 + n after signal n."""
+    """Runs a command and returns its exit code: 0, 1 failed, 2 a mistake in what was typed, 128 + n after signal n."""
     args = list(sys.argv[1:] if args is None else args)
     try:
         with stopped_by_signals():

@@ -33,7 +33,7 @@ class ExpertFilters:
 
 
 def read_filters(layer: RoutedLayer, use: np.ndarray) -> ExpertFilters | None:
-    """Return filters of the most used experts of a layer; None if its experts have none."""
+    """Returns filters of the most used experts of a layer; None if its experts have none."""
     if not isinstance(layer, FilterBank):
         return None
     weight = layer.weight.detach().float().cpu().numpy()
@@ -111,7 +111,7 @@ def read_gates(
     shown_shape: tuple[int, ...] | None = None,
     film: Film | None = None,
 ) -> tuple[GateMap, ...]:
-    """Return the routing of each gate of a model, in the order of the model.
+    """Returns the routing of each gate of a model, in the order of the model.
 
     Gates that depend on their input are shown for the first sample of `input`, and left out without one. So are gates
     of a single expert, which have nothing to choose. `film` holds choices of the gates by epoch.
@@ -188,7 +188,7 @@ def _frame(choices: Tensor, layer: RoutedLayer, grid: tuple[int, ...]) -> np.nda
 
 
 def ranked(indices: Tensor, weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return experts and scores `(E, P)` with the highest score first at each pixel; equal scores keep their order."""
+    """Returns experts and scores `(E, P)` with the highest score first at each pixel; equal scores keep their order."""
     order = weights.float().argsort(dim=0, descending=True, stable=True)
     choices = indices.long().gather(0, order).to(torch.int32)
     return choices.numpy(), weights.float().gather(0, order).numpy()

@@ -31,7 +31,7 @@ MAX_BYTES = 5_000_000
 
 
 def write_page(reports: Sequence[RunReport], output: Path) -> int:
-    """Write the report of one run or of several, whole or not at all; return its size in bytes.
+    """Writes the report of one run or of several, whole or not at all; returns its size in bytes.
 
     Raises:
         DataError: If the page would be too large, or the file cannot be written.
@@ -47,7 +47,7 @@ def write_page(reports: Sequence[RunReport], output: Path) -> int:
 
 
 def make_page(reports: Sequence[RunReport], written: datetime) -> str:
-    """Return the HTML of a page with as much detail as fits.
+    """Returns the HTML of a page with as much detail as fits.
 
     Raises:
         DataError: If the page is too large with the least detail.
@@ -109,7 +109,7 @@ def _render(reports: Sequence[RunReport], data: dict[str, Any], arrays: str, wri
 
 
 def script_json(content: Mapping[str, Any]) -> str:
-    """Return plain values, all of them finite, as JSON that cannot end the element that it stands in."""
+    """Returns plain values, all of them finite, as JSON that cannot end the element that it stands in."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -192,7 +192,7 @@ def _gate_parts(report: RunReport, gate: GateMap, data: dict[str, Any]) -> dict[
 
 
 def figures(report: RunReport) -> dict[str, str]:
-    """Return the numbers that a reader asks for first."""
+    """Returns the numbers that a reader asks for first."""
     found: dict[str, str] = {}
     own = _own_values(report)
     if own:

@@ -67,7 +67,7 @@ class ArrayPack:
         self._size = 0
 
     def add(self, values: np.ndarray) -> dict[str, Any]:
-        """Add an array of one of the types uint8, uint16 and int32 and return its reference for the script."""
+        """Adds an array of one of the types uint8, uint16 and int32 and returns its reference for the script."""
         if values.dtype.name not in _TYPES:
             raise ValueError(f"an array of a page must have one of the types {', '.join(_TYPES)}, got {values.dtype}")
         content = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
@@ -79,7 +79,7 @@ class ArrayPack:
         return {"at": self._places[content], "count": int(values.size), "type": _TYPES[values.dtype.name]}
 
     def add_numbers(self, values: np.ndarray) -> dict[str, Any]:
-        """Add numbers with a precision of 1/65534 of their range; those that are not finite are missing."""
+        """Adds numbers with a precision of 1/65534 of their range; those that are not finite are missing."""
         numbers = np.asarray(values, np.float64).ravel()
         is_known = np.isfinite(numbers)
         low, high = (float(numbers[is_known].min()), float(numbers[is_known].max())) if is_known.any() else (0.0, 0.0)
@@ -89,7 +89,7 @@ class ArrayPack:
         return {**self.add(levels), "low": low, "step": step}
 
     def add_indices(self, values: np.ndarray, *, as_steps: bool = False) -> dict[str, Any]:
-        """Add whole numbers from 0 on in the smallest type that holds them; neighbours that are alike as steps."""
+        """Adds whole numbers from 0 on in the smallest type that holds them; neighbours that are alike as steps."""
         largest = int(values.max()) if values.size else 0
         small = values.ravel().astype(np.uint8 if largest < 256 else np.uint16 if largest < 65536 else np.int32)
         return {**self.add(np.diff(small, prepend=small.dtype.type(0))), "steps": True} if as_steps else self.add(small)
@@ -100,7 +100,7 @@ class ArrayPack:
 
 
 def page_data(reports: Sequence[RunReport], detail: Detail) -> tuple[dict[str, Any], str]:
-    """Return the plain values of a page, and all arrays as one text."""
+    """Returns the plain values of a page, and all arrays as one text."""
     maker = _Maker(reports, detail)
     runs = [maker.run_data(report) for report in reports]
     num_colours = 1 + max((gate.num_experts for report in reports for gate in report.gates), default=1)
@@ -125,7 +125,7 @@ def page_data(reports: Sequence[RunReport], detail: Detail) -> tuple[dict[str, A
 
 
 def curves_of(report: RunReport) -> dict[str, Any]:
-    """Return the epochs of a run and its numbers by epoch; None where an epoch has no number."""
+    """Returns the epochs of a run and its numbers by epoch; None where an epoch has no number."""
     records = _with_plain_losses(report.epochs, epochs_of(report.plain_history))
     names = dict.fromkeys(
         key

@@ -43,7 +43,7 @@ class FitData:
 
 
 def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str], None]) -> RunReport:
-    """Open a fitted model and measure what its report shows.
+    """Opens a fitted model and measures what its report shows.
 
     Raises:
         DataError: If the folder holds no model or a damaged one, or the data are not those of the model.
@@ -100,7 +100,7 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
 
 
 def places_of(fitted: Fitted) -> Places:
-    """Return where the pixels of a fitted model lie, with the coordinates of the user's data."""
+    """Returns where the pixels of a fitted model lie, with the coordinates of the user's data."""
     grid = fitted.grid
     if grid.kind == "mesh":
         return Places("mesh", grid.shape[1:], coordinates=grid.rows)
@@ -277,7 +277,7 @@ def _example(fitted: Fitted, batch: ComparedBatch, predicted: np.ndarray, number
 
 
 def repeating_command(environment: Mapping[str, Any]) -> str:
-    """Return the command that a run was made with, for a shell; empty if it was made from Python."""
+    """Returns the command that a run was made with, for a shell; empty if it was made from Python."""
     command = environment.get("command")
     is_ours = isinstance(command, list) and bool(command) and command[0] in ("train", "fit", "reproduce")
     return shlex.join(["smoe", *map(str, command)]) if is_ours and command is not None else ""
@@ -293,7 +293,7 @@ def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_and_compare(paths: Sequence[Path], read: Callable[[Path, str], RunReport]) -> list[RunReport]:
-    """Read runs, and add the errors of those without experts to those of the others.
+    """Reads runs, and adds the errors of those without experts to those of the others.
 
     Raises:
         RunError: If the same directory is given twice, or is none.
@@ -309,7 +309,7 @@ def read_and_compare(paths: Sequence[Path], read: Callable[[Path, str], RunRepor
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each directory: its own, with as many of its parents as tell them apart."""
+    """Returns a name for each directory: its own, with as many of its parents as tell them apart."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]
@@ -319,7 +319,7 @@ def labels_of(paths: Sequence[Path]) -> list[str]:
 
 
 def with_plain(report: RunReport, candidates: Sequence[RunReport]) -> RunReport:
-    """Return a run whose error maps know those of a plain net on the same data."""
+    """Returns a run whose error maps know those of a plain net on the same data."""
     plain = next((other for other in candidates if other.identity == report.identity), None)
     known = {} if plain is None else {error.name: error.values for error in plain.error_maps}
     if plain is None or not any(error.name in known for error in report.error_maps):

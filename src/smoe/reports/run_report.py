@@ -166,7 +166,7 @@ def plain_name(metric: str) -> str:
 
 
 def headline(report: RunReport) -> str:
-    """Return what was learned, how much better it is than the best simple prediction of the table, and how sure."""
+    """Returns what was learned, how much better it is than the best simple prediction of the table, and how sure."""
     own = next((row for row in report.scores.rows if row.is_own), None)
     metric = next(iter(report.scores.metrics), None) if own is not None else None
     if own is None or metric is None or metric not in own.values:
@@ -199,12 +199,12 @@ def headline(report: RunReport) -> str:
 
 
 def epochs_of(history: Sequence[Record]) -> list[Record]:
-    """Return the records of epochs; the record of the end of a run is left out."""
+    """Returns the records of epochs; the record of the end of a run is left out."""
     return [record for record in history if "stopped" not in record and "total_seconds" not in record]
 
 
 def seconds_of(history: Sequence[Record]) -> float | None:
-    """Return the seconds of training; None if they were not recorded."""
+    """Returns the seconds of training; None if they were not recorded."""
     total = next((record["total_seconds"] for record in reversed(history) if "total_seconds" in record), None)
     if isinstance(total, (int, float)):
         return float(total)

@@ -113,13 +113,13 @@ class Loop:
             torch.manual_seed(task.seed + process)
 
     def begin(self, recipe: Mapping[str, Any]) -> None:
-        """Store the recipe in the run directory, once all processes are here."""
+        """Stores the recipe in the run directory, once all processes are here."""
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             self.run.begin(recipe)
 
     def fit(self, *, resume: bool = False) -> Record:
-        """Train to the end of the plan and return the last record, with the metrics of a test split if there is one.
+        """Trains to the end of the plan and returns the last record, with the metrics of a test split if there is one.
 
         The model has the best weights afterwards. With `resume`, the run goes on from its last checkpoint, if there is
         one. The result equals that of a run that was not stopped if the number of processes is the same; see
@@ -147,7 +147,7 @@ class Loop:
         return self.state.history[-1]
 
     def evaluate(self, split: str) -> dict[str, float]:
-        """Return the metrics of the model on a split, named `split/metric`."""
+        """Returns the metrics of the model on a split, named `split/metric`."""
         task, plan, model = self.task, self.plan, self._model_to_evaluate()
         data = task.splits[split], self.metrics, task.collate, plan.evaluation_batch_size, plan.num_workers
         # What accelerate has wrapped casts by itself.
@@ -167,7 +167,7 @@ class Loop:
         return self.task.for_evaluation(self.twin)
 
     def _train_epoch(self, interruption: Interruption) -> None:
-        """Train the rest of the epoch."""
+        """Trains the rest of the epoch."""
         task, state, batches = self.task, self.state, self.batches
         batches.start(state.epoch, state.next_batch)
         self.reporter.begin_epoch(state.epoch, batches.num_batches, state.next_batch)
@@ -200,7 +200,7 @@ class Loop:
         state.seconds += time.perf_counter() - started
 
     def _is_interrupted(self, interruption: Interruption) -> bool:
-        """Report the step, check the loss now and then, and return whether to stop after this step."""
+        """Reports the step, checks the loss now and then, and returns whether to stop after this step."""
         state, is_alone = self.state, self.accelerator.num_processes == 1
         if state.next_batch % _STEPS_PER_CHECK and state.next_batch < self.batches.num_batches:
             self.reporter.step(None)
@@ -222,7 +222,7 @@ class Loop:
             self._diverge(f"the loss became {loss} in epoch {self.state.epoch}, by batch {self.state.next_batch}")
 
     def _check_finite(self) -> None:
-        """End the run if the loss or the state is not finite, in all processes."""
+        """Ends the run if the loss or the state is not finite, in all processes."""
         values = [value for name, value in self.task.model.state_dict().items() if name in self.finite_names]
         moments: Iterable[dict[str, Any]] = self.task.optimizer.state.values()
         values += [value for moment in moments for value in moment.values() if isinstance(value, Tensor)]
@@ -292,7 +292,7 @@ class Loop:
             return routing_gains(model, task.loss, input, target, gather=gather_object)
 
     def _finish(self, reason: str) -> None:
-        """Compare the best weights with convolutions, and evaluate them on a test split: the last record."""
+        """Compares the best weights with convolutions, and evaluates them on a test split: the last record."""
         state, weights = self.state, self.task.model
         trained = {name: value.clone() for name, value in weights.state_dict().items()}
         self._load_best()
@@ -317,15 +317,15 @@ class Loop:
         self.reporter.notify(f"stopped after epoch {state.epoch}: {reason}")
 
     def _write(self, path: Path, state: State) -> None:
-        """Write a checkpoint, whole or not at all, by process 0; all processes raise its error."""
+        """Writes a checkpoint, whole or not at all, by process 0; all processes raise its error."""
         by_first(self.accelerator, lambda: save_checkpoint(path, state, make_folder=False))
 
     def _read(self, path: Path) -> State:
-        """Read a checkpoint by process 0: the others need not see its file system, and never see an older file."""
+        """Reads a checkpoint by process 0: the others need not see its file system, and never see an older file."""
         return by_first(self.accelerator, lambda: load_checkpoint(path))
 
     def _save(self) -> None:
-        """Store all that a resumed run needs."""
+        """Stores all that a resumed run needs."""
         state, scaler = self.state, self.accelerator.scaler
         self._write(
             self.run.last_checkpoint,
@@ -349,7 +349,7 @@ class Loop:
         self.stored = str(state)
 
     def _restore(self) -> None:
-        """Continue from the stored state, by a plan that may have more epochs than the run had."""
+        """Continues from the stored state, by a plan that may have more epochs than the run had."""
         state, plan, scaler = self.state, self.plan, self.accelerator.scaler
         stored = self._read(self.run.last_checkpoint)
         with self._of_this_run(self.run.last_checkpoint):
@@ -380,7 +380,7 @@ class Loop:
             )
 
     def _load_best(self) -> None:
-        """Give all processes the best weights; without an epoch that had a finite value, the weights stay."""
+        """Gives all processes the best weights; without an epoch that had a finite value, the weights stay."""
         if self.state.stopping.best is not None:
             stored = self._read(self.run.best_checkpoint)
             with self._of_this_run(self.run.best_checkpoint):
@@ -395,7 +395,7 @@ class Loop:
 
     @contextmanager
     def _named_lost_processes(self) -> Iterator[None]:
-        """Report the loss of a process that reads data, or of another one that trains, in one line."""
+        """Reports the loss of a process that reads data, or of another one that trains, in one line."""
         try:
             yield
         except RuntimeError as error:
@@ -423,7 +423,7 @@ def _all_finite(values: list[Tensor]) -> bool:
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau | CosineSchedule:
-    """Return the schedule of a plan: a cosine advances before each step, the other by `step(monitored)` of an epoch."""
+    """The schedule of a plan: a cosine advances before each step, the other by `step(monitored)` of an epoch."""
     if plan.schedule == "cosine":
         return CosineSchedule(optimizer, plan)
     # Without a margin in the plan, torch's own: a hundredth of a percent.
@@ -444,7 +444,7 @@ class CosineSchedule:
         self._peaks = [group["lr"] for group in optimizer.param_groups]
 
     def advance(self, num_epochs: float) -> None:
-        """Set the rates of the next step, this many epochs after the start."""
+        """Sets the rates of the next step, this many epochs after the start."""
         plan = self._plan
         if num_epochs < plan.warmup_epochs:
             lowest, share = 0.0, plan.warmup_start + (1.0 - plan.warmup_start) * num_epochs / plan.warmup_epochs

@@ -84,7 +84,7 @@ class TrainingPlan:
 
 
 def resumable_fields(plan: TrainingPlan) -> frozenset[str]:
-    """Return the fields of a recipe that a resumed run may change, because they do not change what was computed."""
+    """Returns the fields of a recipe that a resumed run may change, because they do not change what was computed."""
     names = {"evaluation_batch_size", "num_threads", "num_workers", "device"}
     if plan.schedule == "plateau":
         # A cosine depends on it.
@@ -101,7 +101,7 @@ class Stopping:
     best_epoch: int = 0
 
     def observe(self, epoch: int, value: float) -> bool:
-        """Take the value of an epoch; return whether it is the best so far, which no value that is not finite is."""
+        """Takes the value of an epoch; returns whether it is the best so far, which no value that is not finite is."""
         if not math.isfinite(value):
             return False
         margin = self.plan.min_delta if self.plan.monitor_mode == "max" else -self.plan.min_delta
@@ -111,7 +111,7 @@ class Stopping:
         return True
 
     def reason(self, epoch: int) -> str | None:
-        """Return why the run ends after this epoch, or None if it continues."""
+        """Returns why the run ends after this epoch, or None if it continues."""
         plan = self.plan
         if plan.stop_at is not None and self.best is not None and not self._is_better(plan.stop_at, self.best):
             return f"{plan.monitor} reached {self.best:g}"
@@ -126,7 +126,7 @@ class Stopping:
 
 
 def check_monitor(plan: TrainingPlan, names: Iterable[str]) -> None:
-    """Refuse a plan whose metric is neither among the names nor `loss`, with the nearest one."""
+    """Refuses a plan whose metric is neither among the names nor `loss`, with the nearest one."""
     known = sorted({*names, LOSS})
     if plan.monitor not in known:
         raise ValueError(f"monitor is {plan.monitor!r}, but no metric has this name; {suggest(plan.monitor, known)}")

@@ -42,15 +42,15 @@ class ProgressBar:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def begin(self, total: int, done: int, text: str = "") -> None:
-        """Start the bar anew, of which some is done already."""
+        """Starts the bar anew, of which some is done already."""
         self._bar.reset(self._task, total=total, completed=done, description=text, visible=True)
 
     def advance(self, text: str | None = None) -> None:
-        """Count one more, and show what is under way."""
+        """Counts one more, and shows what is under way."""
         self._bar.update(self._task, advance=1, description=text)
 
     def show(self, done: int, total: int, text: str) -> None:
-        """Show how much is done; less than before is another part of the work, with a speed of its own."""
+        """Shows how much is done; less than before is another part of the work, with a speed of its own."""
         if done < self._bar.tasks[0].completed:
             self._bar.reset(self._task)
         self._bar.update(self._task, completed=done, total=total, description=text, visible=True)

@@ -57,7 +57,7 @@ class RunDirectory:
         self._is_locked = False
 
     def check_writable(self) -> None:
-        """Check that a run can be stored here; write nothing."""
+        """Checks that a run can be stored here; writes nothing."""
         reason = reason_not_to_write(self.path)
         if reason is not None:
             raise RunError(f"the run directory {self.path} cannot be used: {reason}; choose another one (--output-dir)")
@@ -76,10 +76,10 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from training in this directory.
+        """Keeps other processes from training in this directory.
 
         Of the processes that a launcher started, the first one takes the lock; the object that holds it may take it
-        again. Remove a directory that was created here and is empty.
+        again. A directory that was created here and is empty is removed.
         """
         if self._is_locked or os.environ.get("RANK", "0") != "0":
             yield
@@ -99,7 +99,7 @@ class RunDirectory:
                     folder.rmdir()
 
     def check(self, recipe: Mapping[str, Any], *, resume: bool, may_differ: Collection[str] = ()) -> None:
-        """Check that a run of this recipe can begin here, or continue with other values of `training.max_epochs` ..."""
+        """Checks that a run of this recipe can begin here, or continue with other values of some fields."""
         if not self.recipe_file.exists():
             return
         if not resume:
@@ -110,7 +110,7 @@ class RunDirectory:
             raise RunError(f"{self.path} holds a run of another recipe: {'; '.join(differences)}")
 
     def begin(self, recipe: Mapping[str, Any]) -> None:
-        """Store the recipe and the environment of a run, after `check`; of a resumed run, only what it changes."""
+        """Stores the recipe and the environment of a run, after `check`; of a resumed run, only what it changes."""
         with self._as_run_error():
             is_new = not self.recipe_file.exists()
             changed = {self.environment_file: environment()} if is_new else {}
@@ -126,7 +126,7 @@ class RunDirectory:
         return _read_json(self.recipe_file, self.recipe_file.read_bytes())
 
     def read_environment(self) -> dict[str, Any]:
-        """Return versions, machine and command of the run; empty if it has none."""
+        """Returns versions, machine and command of the run; empty if it has none."""
         file = self.environment_file
         return _read_json(file, file.read_bytes()) if file.is_file() else {}
 
@@ -141,14 +141,14 @@ class RunDirectory:
             write_atomically(self.metrics_file, lambda file: file.write(lines.encode()), make_folder=False)
 
     def read_history(self) -> list[Record]:
-        """Return the records of metrics.jsonl; an empty list before the first epoch ends."""
+        """Returns the records of metrics.jsonl; an empty list before the first epoch ends."""
         if not self.metrics_file.exists():
             return []
         lines = self.metrics_file.read_bytes().splitlines()
         return [_read_json(self.metrics_file, line, f" in line {number}") for number, line in enumerate(lines, 1)]
 
     def read_film(self) -> dict[int, dict[str, Tensor]]:
-        """Return the choices of each gate by epoch, `(E, ...)`, of which large grids and long trainings keep a part."""
+        """Returns the choices of each gate by epoch, `(E, ...)`; large grids and long runs keep a part of them."""
         if not self.last_checkpoint.is_file():
             return {}
         return load_checkpoint(self.last_checkpoint, "routing").get("film", {})
@@ -170,7 +170,7 @@ class RunDirectory:
 
 
 def save_checkpoint(path: Path, state: State, *, make_folder: bool = True) -> None:
-    """Write tensors and plain values, in dictionaries, lists and tuples; a failure leaves the file before it intact."""
+    """Writes tensors and plain values in dictionaries, lists and tuples; a failure leaves the file before it intact."""
     tensors: dict[str, Tensor] = {}
     content = json.dumps(_encode(state, (), tensors))
     own: dict[str, Tensor] = {}
@@ -195,7 +195,7 @@ def save_checkpoint(path: Path, state: State, *, make_folder: bool = True) -> No
 
 
 def load_checkpoint(path: Path, part: str = "") -> State:
-    """Read a checkpoint, or one of its dictionaries, and no tensor but those that belong to it."""
+    """Reads a checkpoint, or one of its dictionaries, and no tensor but those that belong to it."""
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
@@ -269,7 +269,7 @@ def processor_name() -> str:
 
 
 def git_commit() -> str | None:
-    """Return the commit of this package, marked `-dirty` if its source was changed; None outside a checkout."""
+    """Returns the commit of this package, marked `-dirty` if its source was changed; None outside a checkout."""
     package = Path(__file__).parents[1]
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -287,7 +287,7 @@ def git_commit() -> str | None:
 
 
 def keep_freed_memory() -> bool:
-    """Keep glibc from returning the end of its heap to the system; return whether the option was set.
+    """Keeps glibc from returning the end of its heap to the system; returns whether the option was set.
 
     A small net frees nearly all its memory at the end of a step. glibc returns it, and the next step pays for each page
     again: up to a third of its time (paper/results/bench/freed_memory.md). With another C library, or if the

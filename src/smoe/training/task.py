@@ -35,17 +35,17 @@ class Metric(ABC):
 
     @abstractmethod
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sums of the statistics and, last, the number of pixels in one batch, for each name.
+        """Returns the sums of the statistics and, last, the number of pixels in one batch, for each name.
 
         Without gradient, float64, on the prediction's device, `(len(names), num_totals)`.
         """
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the value that is reported for sums of the statistics over `count` pixels: the mean of the first."""
+        """Returns the value that is reported for sums of the statistics over `count` pixels: the mean of the first."""
         return sums[0] / count
 
     def values(self, totals: Tensor) -> dict[str, float]:
-        """Return the value of each name for totals that were added up over all batches; a count of 0 is refused."""
+        """Returns the value of each name for totals that were added up over all batches; a count of 0 is refused."""
         shape = (len(self.names), self.num_totals)
         if totals.shape != shape:
             raise ValueError(f"totals must have shape {shape}, got {tuple(totals.shape)}")
@@ -80,7 +80,7 @@ class MetricSums:
             total += metric.totals(prediction, target).to(total.device)
 
     def values(self, sum_over_processes: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
-        """Return the value of each name over all batches, of all processes if there is a function that adds them up."""
+        """The value of each name over all batches, of all processes if there is a function that adds them up."""
         # A copy, because a reduction may work in place, and the values may be wanted again.
         totals = self._totals if sum_over_processes is None else sum_over_processes(self._totals.clone())
         values: dict[str, float] = {}
@@ -173,7 +173,7 @@ def load_batches(
     *,
     reads_ahead: bool = False,
 ) -> Iterator[Batch]:
-    """Yield the inputs and targets of batches on the device, read by this process or by `num_workers` others.
+    """Yields the inputs and targets of batches on the device, read by this process or by `num_workers` others.
 
     With `reads_ahead`, and no such processes, a thread reads a batch while the one before is computed: for samples that
     draw nothing at random and are read as a batch (`__getitems__`).
@@ -214,7 +214,7 @@ def predict(
     process: int = 0,
     num_processes: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the prediction and the target of each batch of a data set, in the order of its samples.
+    """Yields the prediction and the target of each batch of a data set, in the order of its samples.
 
     The model is put into evaluation mode and stays in it. Predictions have no gradient. If several processes share the
     work, each sample is predicted by one of them. The device is that of the model if not given.
@@ -233,7 +233,7 @@ def predict(
 
 
 def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor over all processes, to every one of them."""
+    """Returns the sum of a tensor over all processes, to every one of them."""
     return cast(Tensor, accelerator.reduce(tensor, reduction="sum"))
 
 
@@ -246,7 +246,7 @@ def evaluate(
     batch_size: int,
     num_workers: int = 0,
 ) -> dict[str, float]:
-    """Return the values of all metrics over all processes. The model stays in evaluation mode."""
+    """Returns the values of all metrics over all processes. The model stays in evaluation mode."""
     device, process, num_processes = accelerator.device, accelerator.process_index, accelerator.num_processes
     sums = MetricSums(metrics, device)
     for prediction, target in predict(
@@ -264,7 +264,7 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 def make_accelerator(plan: TrainingPlan) -> Accelerator:
-    """Return an accelerator for a plan, whatever an earlier run of this process used."""
+    """Returns an accelerator for a plan, whatever an earlier run of this process used."""
     # accelerate keeps the precision of the first accelerator for all later ones, and refuses another.
     AcceleratorState._reset_state()
     return Accelerator(
@@ -275,7 +275,7 @@ def make_accelerator(plan: TrainingPlan) -> Accelerator:
 
 
 def leave_processes() -> None:
-    """End the group of processes that a launcher started. Call it when their work is done and its objects are deleted.
+    """Ends the group of processes that a launcher started. Call it when their work is done and its objects are deleted.
 
     If the interpreter ended before a thread of the group that holds a tensor, the process would abort.
     """
@@ -287,7 +287,7 @@ def leave_processes() -> None:
 
 
 def by_first(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
-    """Return what process 0 returns, in all processes; raise its `CheckpointError` in all of them."""
+    """Returns what process 0 returns, in all processes; raises its `CheckpointError` in all of them."""
     if accelerator.num_processes == 1:
         return work()
     message: list[Any] = [None, None]
@@ -303,7 +303,7 @@ def by_first(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
 
 
 def gather_process_states(accelerator: Accelerator, loss_total: Tensor) -> list[State]:
-    """Return random numbers and share of the loss of all processes, in their order. Every process must call it."""
+    """Returns random numbers and share of the loss of all processes, in their order. Every process must call it."""
     device = accelerator.device
     state: State = {
         "torch_rng": torch.get_rng_state(),
@@ -314,7 +314,7 @@ def gather_process_states(accelerator: Accelerator, loss_total: Tensor) -> list[
 
 
 def restore_process_state(accelerator: Accelerator, states: Sequence[State], seed: int) -> float:
-    """Restore the random numbers of this process, and return its share of the loss.
+    """Restores the random numbers of this process, and returns its share of the loss.
 
     With as many processes as when the run was stopped, a resumed run equals one that was not stopped. With another
     number, each batch still has the same samples, and the mean loss of the epoch is kept, but gradients are summed in
