@@ -16,7 +16,7 @@ from torch import nn
 
 import smoe
 from smoe import views
-from smoe._notebook import NUM_DISTINCT, coastlines, expert_colours, html_table, project
+from smoe._notebook import NUM_DISTINCT, expert_colours, html_table, project
 from smoe.nn import GraphMoE, SpatialMoE2d
 from smoe.regression._scores import ScoreTable
 from smoe.views import plot_routing
@@ -107,18 +107,6 @@ def test_a_body_in_space_is_seen_from_two_sides() -> None:
     corners = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
     figure = plot_routing(GraphMoE.from_experts(1, 2, 1, num_nodes=4), coords=corners)
     assert len(figure.axes) == 2 and figure.axes[0].get_title() == "the expert of each pixel, front and back"
-
-
-def test_coastlines_are_of_this_planet() -> None:
-    lines = coastlines()
-    points = np.concatenate(lines)
-    assert points.min(0).tolist() >= [-180, -90] and points.max(0).tolist() <= [180, 90]
-    # No line crosses the map.
-    assert max(np.abs(np.diff(line, axis=0)).max() for line in lines) < 20
-    # Lisbon, Cape Town, Perth and Anchorage lie by the sea; the middle of the Pacific does not have a coast.
-    for east, north in ((-9.1, 38.7), (18.4, -33.9), (115.8, -32.0), (-150.0, 61.2)):
-        assert np.hypot(*(points - (east, north)).T).min() < 3.0
-    assert np.hypot(*(points - (-130.0, 0.0)).T).min() > 15.0
 
 
 def test_areas_on_a_map_of_the_globe_are_true() -> None:

@@ -164,7 +164,3 @@ def test_errors_by_month_and_how_often_quantiles_are_exceeded(tmp_path: Path, ob
     assert {chart["name"] for chart in page_data([report], DETAILS[0])[0]["runs"][0]["charts"]["parts"]} == {
         "t2m, RMSE by month", "t2m, RMSE by region"
     }  # fmt: skip
-
-
-def test_models_without_gates_of_their_own(tmp_path: Path) -> None:
-    assert read_gates(nn.Sequential(nn.Conv2d(1, 1, 3)), None) == ()
