@@ -237,6 +237,10 @@ def test_erasing_is_the_published_one() -> None:
     flat = torch.ones(3, 2, 100)
     erase(Script([1.0, 0.0] * 10, []), flat)
     assert bool((flat == 1).all())
+    # Nor is a rectangle as wide as the image: a third of 16 pixels is 4 wide and 1 high.
+    square = torch.ones(3, 4, 4)
+    erase(Script([1.0, 1.0] * 10, []), square)
+    assert bool((square == 1).all())
 
 
 PICTURE = make_picture(1, (13, 9))
