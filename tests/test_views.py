@@ -148,7 +148,7 @@ def test_a_plot_has_a_legend_where_experts_have_colours_of_their_own() -> None:
 def test_tables_of_plans_descriptions_and_scores() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 1, 5, padding=2))
     plan = smoe.plan_conversion(net, example_input=torch.zeros(1, 1, 6, 6))
-    assert "<td>0</td><td>2 of 4 experts</td><td>6 x 6</td>" in plan._repr_html_() and "stays" in plan._repr_html_()
+    assert "<td>0</td><td>2 of 4 experts</td><td>(6, 6)</td>" in plan._repr_html_() and "stays" in plan._repr_html_()
     layer = smoe.SpatialMoE2d(1, 1, num_candidates=2, spatial_shape=(6, 6))
     page = smoe.describe(layer)._repr_html_()
     assert "<td>the model itself</td>" in page and "without data nothing can be said" in page
