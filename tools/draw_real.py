@@ -50,7 +50,8 @@ def draw() -> None:
     axes = figure.add_axes((0.71, 0.2, 0.25, 0.62))
     values = [*(float(row[rival]) for rival in RIVALS), float(row["model"])]
     colours = [*["#b9c3cd"] * len(RIVALS), "#0072b2"]
-    drawn = axes.barh([*RIVALS, "smoe fit"], values, color=colours)
+    labels = [rival.replace(" on ", "\non ") for rival in RIVALS]
+    drawn = axes.barh([*labels, "smoe fit"], values, color=colours)
     axes.bar_label(drawn, [*(row[rival] for rival in RIVALS), row["model"]], padding=3, fontsize=9)
     axes.set(xlim=(0, 1.15 * max(values)), xlabel="test RMSE in m/s")
     axes.spines[["top", "right"]].set_visible(False)
