@@ -535,7 +535,7 @@ class LadderFit:
         found = [{name: np.zeros(shape, np.float32) for name in choices} for _ in range(num_blocks + 1)]
         simple = [PERSISTENCE, MEAN_ERROR] if (self.reference >= 0).all() else []
         spreads = {name: np.zeros(shape[1:]) for name in (*simple, *choices)}
-        sums = _Sums(list(spreads))
+        sums: list[tuple[np.ndarray, np.ndarray]] = []
         for pixels in pixel_chunks(self.num_pixels, len(self.data.valid) * size):
             columns, targets = self.columns(design, components, pixels), self.standardised(pixels)
             equations = NormalEquations(columns, targets, self.data.block)
@@ -556,8 +556,8 @@ class LadderFit:
             errors = {name: predicted[name] - (targets * scale + mean) for name in spreads}
             for name, each in errors.items():
                 spreads[name][:, pixels] = _root_mean_square(each).T
-            sums.add(errors, self.weights[pixels], self.data.block)
-        best, weights, errors = sums.choose()
+            sums.append(_products(errors, self.weights[pixels], self.data.block))
+        best, weights, errors = _combine(list(spreads), *(np.sum(each, axis=0) for each in zip(*sums, strict=True)))
         ladders = [
             Ladder(
                 self.statistics, self.is_dynamic, design, self.target_mean, self.target_scale, self.passed, each,
@@ -576,46 +576,40 @@ def _root_mean_square(errors: np.ndarray) -> np.ndarray:
     return np.sqrt(np.nansum(np.square(errors), axis=1) / count)
 
 
-class _Sums:
-    """Sums of products of the errors of all rungs, over each block of times."""
+def _products(errors: dict[str, np.ndarray], weights: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of products of errors `(n, N, K)` of all rungs at pixels of some weights, over each block: `(B, K, R, R)`.
 
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-        self.products: list[np.ndarray] = []
-        self.counts: list[np.ndarray] = []
+    And the sums of the weights, `(B, K)`.
+    """
+    stacked = np.stack(list(errors.values()))
+    is_there = np.asarray(~np.isnan(stacked).any(axis=0))
+    stacked = np.where(is_there, stacked, 0.0) * np.sqrt(weights)[:, None, None]
+    products, counts = [], []
+    for number in range(int(block.max()) + 1):
+        part = stacked[:, :, block == number]
+        products.append(np.einsum("rink,sink->krs", part, part))
+        counts.append((is_there[:, block == number] * weights[:, None, None]).sum(axis=(0, 1)))
+    return np.stack(products), np.stack(counts)
 
-    def add(self, errors: dict[str, np.ndarray], weights: np.ndarray, block: np.ndarray) -> None:
-        """Adds errors `(n, N, K)` at pixels of some weights, `(n,)`."""
-        stacked = np.stack([errors[name] for name in self.names])
-        is_there = np.asarray(~np.isnan(stacked).any(axis=0))
-        stacked = np.where(is_there, stacked, 0.0) * np.sqrt(weights)[:, None, None]
-        products, counts = [], []
-        for number in range(int(block.max()) + 1):
-            part = stacked[:, :, block == number]
-            products.append(np.einsum("rink,sink->krs", part, part))
-            counts.append((is_there[:, block == number] * weights[:, None, None]).sum(axis=(0, 1)))
-        self.products.append(np.stack(products))
-        self.counts.append(np.stack(counts))
 
-    def choose(self) -> tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The best rung, the weights of the combination, and root mean squared errors at times that were not fitted."""
-        products, counts = sum(self.products), np.maximum(sum(self.counts), 1e-30)
-        assert isinstance(products, np.ndarray)
-        # The validation period is the nearest to the times to come.
-        share = (1.0 - _LAST) * counts / counts.sum(axis=0)
-        share[-1] += _LAST
-        of_blocks = products / counts[..., None, None]
-        means = (share[..., None, None] * of_blocks).sum(axis=0)
-        start = self.names.index(RIDGE)
-        weights = np.stack(
-            [earned_weights(of_blocks[:, k], share[:, k], start, _DRAWN) for k in range(len(means))], axis=1
-        )
-        errors = {name: np.sqrt(np.diagonal(means, axis1=1, axis2=2)[:, n]) for n, name in enumerate(self.names)}
-        used = {name: weight for name, weight in zip(self.names, weights, strict=True) if weight.any()}
-        if len(used) == 1:
-            return next(iter(used)), {}, errors
-        errors[COMBINATION] = np.sqrt(np.einsum("rk,krs,sk->k", weights, means, weights))
-        return COMBINATION, used, errors
+def _combine(
+    names: list[str], products: np.ndarray, counts: np.ndarray
+) -> tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The best rung, the weights of the combination, and root mean squared errors at times that were not fitted."""
+    counts = np.maximum(counts, 1e-30)
+    # The validation period is the nearest to the times to come.
+    share = (1.0 - _LAST) * counts / counts.sum(axis=0)
+    share[-1] += _LAST
+    of_blocks = products / counts[..., None, None]
+    means = (share[..., None, None] * of_blocks).sum(axis=0)
+    start = names.index(RIDGE)
+    weights = np.stack([earned_weights(of_blocks[:, k], share[:, k], start, _DRAWN) for k in range(len(means))], axis=1)
+    errors = {name: np.sqrt(np.diagonal(means, axis1=1, axis2=2)[:, n]) for n, name in enumerate(names)}
+    used = {name: weight for name, weight in zip(names, weights, strict=True) if weight.any()}
+    if len(used) == 1:
+        return next(iter(used)), {}, errors
+    errors[COMBINATION] = np.sqrt(np.einsum("rk,krs,sk->k", weights, means, weights))
+    return COMBINATION, used, errors
 
 
 def earned_weights(products: np.ndarray, share: np.ndarray, start: int, drawn: float) -> np.ndarray:
