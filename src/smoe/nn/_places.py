@@ -21,7 +21,7 @@ class _PlaceNet(SelfTaught):
     """Sines and cosines of coordinates, and static fields, as they are and through a hidden layer; takes own steps."""
 
     # A weight acts on all pixels, so it steps by less than a number that acts on one.
-    step_size = 2e-3
+    step_size = 1e-3
 
     def __init__(self, num_coordinates: int, num_fields: int, num_octaves: int, hidden: int, rank: int) -> None:
         super().__init__()
