@@ -182,7 +182,8 @@ class InputGradient {
         const int64_t rows = rows_per_band(), bands = ceil_divide(g_.height, rows);
         const int64_t sum_floats = round_up((rows * pitch_ + kPixels + kLanes) * tap_, kLanes);
         const int64_t signal_floats = round_up(g_.selected * slot_pitch(rows), kLanes);
-        const int64_t choice_floats = round_up(g_.selected * slot_pitch(rows) * sizeof(Choice) / sizeof(float) + 1, kLanes);
+        const int64_t choice_floats =
+            round_up(g_.selected * slot_pitch(rows) * sizeof(Choice) / sizeof(float) + 1, kLanes);
         const int64_t unit_floats = sum_floats + signal_floats + choice_floats;
         float* units = unit_scratch.floats(g_.threads * unit_floats);
         bool is_family = true;
@@ -246,9 +247,11 @@ class InputGradient {
         const int64_t rows = end - begin + g_.kernel_height - 1, pitch = slot_pitch(end - begin);
         bool is_family = true;
         for (int64_t slot = 0; slot < g_.selected; ++slot, gradients += pitch, choices += pitch) {
-            const uint32_t first = static_cast<uint32_t>(slot * candidates_), count = static_cast<uint32_t>(candidates_);
+            const uint32_t first = static_cast<uint32_t>(slot * candidates_),
+                           count = static_cast<uint32_t>(candidates_);
             for (int64_t i = 0; i < rows; ++i) {
-                const int64_t row = source(begin + i, g_.kernel_height, g_.row_padding, g_.output_height, g_.wraps_rows);
+                const int64_t row =
+                    source(begin + i, g_.kernel_height, g_.row_padding, g_.output_height, g_.wraps_rows);
                 const int64_t place = (row < 0 ? -1 - row : row) * width;
                 const float* signal = gradient_ + (sample * g_.selected + slot) * plane + place;
                 const int32_t* chosen = indices_ + slot * plane + place;

@@ -59,8 +59,8 @@ inline __attribute__((always_inline)) void add_tap(const Pixels& pixels, const f
 // first. In assembly, because the blends of a tap must all stand before its multiply-adds (in turns, they wait for each
 // other on Zen 4: 91 instead of 113 GF/s), and because GCC moves addresses and masks in and out of registers. Taps add
 // to two sums by turns: six would wait for their own last multiply-add where two of them begin in a cycle. If the
-// pixels are neighbours (kRun), the 8 inputs of a kernel's row are loaded once for its 3 taps. The order of a sum is the
-// same either way.
+// pixels are neighbours (kRun), the 8 inputs of a kernel's row are loaded once for its 3 taps. The order of a sum is
+// the same either way.
 // clang-format off
 #define SMOE_BLEND(n, mask) "vblendmps %%zmm21, %%zmm20, %%zmm" #n "%{%%k" #mask "%}\n\t"
 #define SMOE_WEIGHTS(tap)                               \
@@ -69,9 +69,11 @@ inline __attribute__((always_inline)) void add_tap(const Pixels& pixels, const f
     SMOE_BLEND(22, 1) SMOE_BLEND(23, 2) SMOE_BLEND(24, 3) SMOE_BLEND(25, 4) SMOE_BLEND(26, 5) SMOE_BLEND(27, 6)
 #define SMOE_ADD(sum, n, x) "vfmadd231ps %%zmm" #x ", %%zmm" #n ", %%zmm" #sum "\n\t"
 #define SMOE_EVEN(tap, x0, x1, x2, x3, x4, x5) SMOE_WEIGHTS(tap)                                              \
-    SMOE_ADD(0, 22, x0) SMOE_ADD(1, 23, x1) SMOE_ADD(2, 24, x2) SMOE_ADD(3, 25, x3) SMOE_ADD(4, 26, x4) SMOE_ADD(5, 27, x5)
+    SMOE_ADD(0, 22, x0) SMOE_ADD(1, 23, x1) SMOE_ADD(2, 24, x2)                                               \
+    SMOE_ADD(3, 25, x3) SMOE_ADD(4, 26, x4) SMOE_ADD(5, 27, x5)
 #define SMOE_ODD(tap, x0, x1, x2, x3, x4, x5) SMOE_WEIGHTS(tap)                                               \
-    SMOE_ADD(6, 22, x0) SMOE_ADD(7, 23, x1) SMOE_ADD(8, 24, x2) SMOE_ADD(9, 25, x3) SMOE_ADD(10, 26, x4) SMOE_ADD(11, 27, x5)
+    SMOE_ADD(6, 22, x0) SMOE_ADD(7, 23, x1) SMOE_ADD(8, 24, x2)                                               \
+    SMOE_ADD(9, 25, x3) SMOE_ADD(10, 26, x4) SMOE_ADD(11, 27, x5)
 #define SMOE_INPUT(n, row, column) "vbroadcastss 4*" #column "(%[" #row "]), %%zmm" #n "\n\t"
 #define SMOE_RUN_ROW(FIRST, SECOND, tap0, tap1, tap2, row)                                                    \
     SMOE_INPUT(12, row, 0) SMOE_INPUT(13, row, 1) SMOE_INPUT(14, row, 2) SMOE_INPUT(15, row, 3)               \
@@ -118,7 +120,8 @@ inline void add_channels_3x3(const Pixels& pixels, const float* weights, int64_t
             SMOE_RUN_ROW(SMOE_ODD, SMOE_EVEN, 3, 4, 5, row1)
             SMOE_RUN_ROW(SMOE_EVEN, SMOE_ODD, 6, 7, 8, row2)
             SMOE_END
-            : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights), [channels] "+r"(channels)
+            : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights),
+              [channels] "+r"(channels)
             : [pitch] "r"(pitch), [masks] "r"(pixels.masks), [sums] "r"(sums)
             : SMOE_REGISTERS);
     } else {
@@ -128,7 +131,8 @@ inline void add_channels_3x3(const Pixels& pixels, const float* weights, int64_t
             SMOE_FAR_ODD(3, row1, 0) SMOE_FAR_EVEN(4, row1, 1) SMOE_FAR_ODD(5, row1, 2)
             SMOE_FAR_EVEN(6, row2, 0) SMOE_FAR_ODD(7, row2, 1) SMOE_FAR_EVEN(8, row2, 2)
             SMOE_END
-            : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights), [channels] "+r"(channels)
+            : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights),
+              [channels] "+r"(channels)
             : [place0] "r"(places[0]), [place1] "r"(places[1]), [place2] "r"(places[2]), [place3] "r"(places[3]),
               [place4] "r"(places[4]), [place5] "r"(places[5]), [pitch] "m"(pitch), [masks] "r"(pixels.masks),
               [sums] "r"(sums)
