@@ -144,6 +144,5 @@ class _StraightThrough(torch.autograd.Function):
         scores, outputs = ctx.saved_tensors
         # To first order, candidate k in place of the selected one changes the loss by its product with the error.
         products = (error[:, :, None] * outputs).sum(dim=0)
-        # No candidate is so far behind that it has no gradient.
-        share = scores.maximum(scores.amax(dim=1, keepdim=True) - 4.0).softmax(dim=1)
+        share = scores.softmax(dim=1)
         return error, share * (products - (share * products).sum(dim=1, keepdim=True)), None

@@ -11,8 +11,6 @@ from smoe.ops._conv_kernels import make_problem
 from smoe.ops._operators import call_operator, library_for, num_threads, register_operator
 from smoe.ops._routing import MASK, PLACE_FACTOR, best_of_families, refuse_nonfinite, scramble, unscramble
 
-# Difference of two scores, over the temperature, above which the gradient takes it for this; in exponential.h, too.
-LARGEST_GAP = 4.0
 # Standard deviation of the sum of four bytes.
 BYTES_STD = math.sqrt(4 * (256**2 - 1) / 12)
 
@@ -231,9 +229,7 @@ _relative_gradient = register_operator(
 def _of_softmax(
     logits: torch.Tensor, products: torch.Tensor, temperature: float, places: torch.Tensor | None
 ) -> torch.Tensor:
-    # A score far below the highest of its family still receives a gradient; -inf is no member of it.
-    lowest = logits.detach().amax(dim=1, keepdim=True) - LARGEST_GAP
-    probability = torch.where(logits > -torch.inf, logits.maximum(lowest), logits).softmax(dim=1)
+    probability = logits.softmax(dim=1)
     mean = (probability * products).sum(dim=1, keepdim=True)
     gradient = ((products - mean) * probability / temperature).flatten(0, 1)
     return (gradient if places is None else gradient[places])[None]

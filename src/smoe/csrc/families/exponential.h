@@ -6,11 +6,11 @@
 
 namespace smoe {
 
-// exp(x) for x <= 0 to two units in the last place; below -4 that of -4, so that a candidate whose score is far below
-// the highest of its family still receives a gradient.
+// exp(x) for x <= 0 to two units in the last place; 0 below -87.
 inline Register exponential(Register x) {
-    const Register lowest = -4.0f - Register{};
-    x = x < lowest ? lowest : x;
+    const Register lowest = -87.0f - Register{};
+    const IntRegister is_small = x < lowest;
+    x = is_small ? lowest : x;
     // x = n log 2 + r with |r| <= log(2) / 2; adding and subtracting 1.5 * 2^23 rounds to an integer.
     const Register rounder = 12582912.0f - Register{};
     const Register n = (x * 1.44269504f + rounder) - rounder;
@@ -24,7 +24,7 @@ inline Register exponential(Register x) {
     const IntRegister exponent = (__builtin_convertvector(n, IntRegister) + 127) << 23;
     Register scale;
     std::memcpy(&scale, &exponent, sizeof(scale));
-    return power * scale;
+    return is_small ? Register{} : power * scale;
 }
 
 }  // namespace smoe
