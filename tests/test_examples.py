@@ -27,6 +27,9 @@ def test_an_example_is_short_and_does_what_it_says(name: str, tmp_path: Path) ->
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *(several if name == "several_machines.py" else []), str(EXAMPLES / name)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    # PyTorch's own threads of a process group can abort a process that has done everything, as Python ends.
+    if name == "several_machines.py" and "terminate called without an active exception" in result.stderr:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     pattern, limit = OUTPUTS[name]
     found = re.search(pattern, result.stdout)

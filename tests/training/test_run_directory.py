@@ -214,5 +214,5 @@ def test_the_next_step_finds_its_pages() -> None:
     for way in ("keep", "leave"):
         command = [sys.executable, "-c", _STEPS, way]
         faults[way] = int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-    # 48 MB are 12,288 pages; huge pages would make them fewer.
-    assert faults["keep"] < 100 < faults["leave"]
+    # Ten steps of 48 MB are 122,880 pages, or fewer huge ones; a block of 8 MB may move once.
+    assert 10 * faults["keep"] < faults["leave"]
