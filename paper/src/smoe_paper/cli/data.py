@@ -18,6 +18,7 @@ COMMANDS = {
     ),
     "fetch mnist": ("smoe_paper.images.data:run_mnist", "70,000 digits, 11.5 MB"),
     "fetch fashion-mnist": ("smoe_paper.images.data:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"),
+    "fetch cifar10": ("smoe_paper.images.data:run_cifar10", "60,000 photographs, 139 MB"),
 }
 
 DATA_HELP = """usage: smoe data prepare|fetch NAME [...]

