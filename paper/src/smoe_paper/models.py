@@ -347,6 +347,7 @@ class VisionTransformer(nn.Module):
         width: Width of the tokens, a multiple of 4 and of `num_heads`.
         num_experts: Number of experts in every block; None for one feed-forward network in every block.
         capacity_factor: Capacity factor of the experts, see `PatchMoE`; each sample is a group of its own.
+        positions: Add the position embedding.
     """
 
     position: torch.Tensor
@@ -364,6 +365,7 @@ class VisionTransformer(nn.Module):
         hidden: int = 512,
         num_experts: int | None = None,
         capacity_factor: float = 1.05,
+        positions: bool = True,
     ) -> None:
         super().__init__()
         self.in_channels = in_channels
@@ -375,7 +377,8 @@ class VisionTransformer(nn.Module):
             )
         self.patch_size = patch_size
         rows, columns = (size // patch_size for size in self.spatial_shape)
-        self.register_buffer("position", sine_cosine_position(rows, columns, width), persistent=False)
+        position = sine_cosine_position(rows, columns, width)
+        self.register_buffer("position", position if positions else torch.zeros_like(position), persistent=False)
         self.embed = nn.Linear(in_channels * patch_size**2, width)
         blocks: list[nn.Module] = []
         for _ in range(depth):

@@ -116,6 +116,13 @@ def test_position_by_hand():
     assert torch.equal(grid[:1, :, 4:].expand(3, -1, -1), grid[..., 4:])
 
 
+@pytest.mark.parametrize("positions", [True, False])
+def test_without_positions_a_field_moved_by_a_patch_moves_the_output(positions):
+    net, x = tiny(positions=positions), torch.randn(1, 2, *GRID, dtype=torch.float64)
+    moved = net(x.roll(PATCH, dims=-1))
+    assert torch.allclose(moved, net(x).roll(PATCH, dims=-1)) == (not positions)
+
+
 @pytest.mark.parametrize("shape", [(1, 2, 6, 4), (1, 2, 8, 6), (1, 1, 4, 6), (2, 4, 6)])
 def test_input_of_another_grid(shape):
     with pytest.raises(ValueError, match=r"made for inputs of \(B, 2, 4, 6\), got shape \(.*\)") as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -79,6 +80,7 @@ class WeatherViTModel:
     num_heads: int = 8  # Number of attention heads.
     depth: int = 4  # Number of blocks.
     hidden: int = 4096  # Number of features inside the MLPs.
+    positions: bool = True  # Add a fixed embedding of its position to each token.
 
 
 WeatherModel = (
@@ -241,8 +243,11 @@ def reference_names(lead_hours: int) -> tuple[str, ...]:
     return tuple(f"{kind}-{lead_hours}h" for kind in ("persistence", "climatology", "weekly-climatology"))
 
 
-def _table(name: str, title: str, columns: str, rows: Any, source: str = "", lead_hours: int = 72) -> ResultTable:
-    return make_table(f"weather/{name}", title, columns, rows, source, references=reference_names(lead_hours))
+def _table(
+    name: str, title: str, columns: str, rows: Any, source: str = "", lead_hours: int = 72, **options: Any
+) -> ResultTable:
+    references = reference_names(lead_hours)
+    return make_table(f"weather/{name}", title, columns, rows, source, references=references, **options)
 
 
 def _models(num_days: int) -> ResultTable:
@@ -295,23 +300,38 @@ _DEFAULTS = [
     ),
     ("SMoE, defaults and local affine", _with_model(_AFFINE, _LEARNED)),
 ]
-# Every network at three peak rates of one cosine: a comparison at one rate is one of rates.
-_RATES: dict[str, tuple[WeatherModel, Rule]] = {
+# Every network at several peak rates of one cosine: a comparison at one rate is one of rates.
+_AT_RATES: dict[str, tuple[WeatherModel, Rule]] = {
     "R&T ResNet": (ResNetModel(), _FROZEN),
+    "R&T, 2x wide": (ResNetModel(filters=256), _FROZEN),
+    "R&T, 8 learned input channels": (LocatedResNetModel(learned_channels=8), _FROZEN),
     "R&T, local affine": (LocatedResNetModel(local_affine=True), _FROZEN),
+    "LRLCN": (LowRankLocalResNetModel(), _FROZEN),
     "LRLCN, table": (LowRankLocalResNetModel(combiner="table"), _FROZEN),
+    "ViT 2 x 2": (WeatherViTModel(), _FROZEN),
+    "ViT 2 x 2, no positions": (WeatherViTModel(positions=False), _FROZEN),
     "SMoE, defaults": (_AFFINE, StraightThrough()),
     "SMoE, defaults, gate frozen at a smooth start": (replace(_AFFINE, gate_init="smooth"), _FROZEN),
 }
+_GIVEN_CLIMATOLOGY = ("R&T ResNet", "R&T, local affine", "ViT 2 x 2", "SMoE, defaults")
 
 
-def _at_rate(label: str, rate: float) -> WeatherRecipe:
+def _at_rate(label: str, rate: float, **data: Any) -> WeatherRecipe:
     training = replace(SMOE_TRAINING, schedule="cosine", warmup_epochs=1, max_epochs=4, plateau_patience=None)
     optimizer = replace(WEATHER_OPTIMIZER, lr=rate)
-    return _with_model(*_RATES[label], training=training, optimizer=optimizer)
+    return _with_model(*_AT_RATES[label], training=training, optimizer=optimizer, data=WeatherData(**data))
 
 
-_RATE_ROWS = [(f"{label}; {rate:g}", _at_rate(label, rate)) for label in _RATES for rate in (3e-3, 6e-3, 12e-3)]
+def _at_rates(lead_hours: int, labels: Iterable[str], **data: Any) -> list[tuple[str, WeatherRecipe]]:
+    return [
+        (f"{label}{', weekly climatology as input' * bool(data)}; {rate:g}", recipe)
+        for label in labels
+        for rate in ((1e-3, 3e-3, 6e-3) if label.startswith("ViT") else (6e-3, 12e-3, 24e-3))
+        for recipe in [_at_rate(label, rate, lead_hours=lead_hours, **data)]
+    ]
+
+
+_RATE_ROWS = [*_at_rates(72, _AT_RATES), *_at_rates(72, _GIVEN_CLIMATOLOGY, weekly_means=True)]
 
 
 # Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere. Targets
@@ -347,6 +367,9 @@ def _small(recipe: WeatherRecipe) -> WeatherRecipe:
     return replace(recipe, data=data, model=model, training=training)
 
 
+_METRICS = (ShownMetric("rmse_z_500", "Z500", decimals=0), ShownMetric("rmse_t_850", "T850", decimals=2))
+
+
 class WeatherExperiment(Experiment):
     """Forecasts of some days on the globe, on WeatherBench or a simulated atmosphere."""
 
@@ -355,7 +378,7 @@ class WeatherExperiment(Experiment):
     recipes = WEATHER_RECIPES
     tables = TableSet(
         name="weather",
-        metrics=(ShownMetric("rmse_z_500", "Z500", decimals=0), ShownMetric("rmse_t_850", "T850", decimals=2)),
+        metrics=_METRICS,
         metric_text=(
             "Latitude-weighted root-mean-square errors (the root of the mean over all forecasts) of the geopotential "
             "at 500 hPa in m2/s2 and of the temperature at 850 hPa in K: mean ± standard deviation over the seeds."
@@ -380,6 +403,7 @@ class WeatherExperiment(Experiment):
                 "Forecasts of 3 days after an epoch of warm-up and three of a cosine, by peak rate",
                 "model; rate",
                 _RATE_ROWS,
+                metrics=(*_METRICS, ShownMetric("rmse_t2m", "T2m", decimals=2)),
             ),
         ),
         scales=(
