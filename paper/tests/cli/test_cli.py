@@ -87,6 +87,8 @@ def test_a_dry_run_prints_the_table_and_what_is_missing_and_writes_nothing(
     assert "missing: heat/weighted: yes, paper, seed 1" in output
     assert "| yes |  | 100.0 ± 0 | not run | not run | 0 |" in output
     assert list(tmp_path.iterdir()) == []
+    assert main(["reproduce", "heat/weighted", "--dry-run", *folders]) == 0
+    assert "0 of 20 runs are stored" in capsys.readouterr().out, "ten seeds, as in the paper"
     # Nor beside results that are there, of several experiments at once.
     shutil.copytree(RESULTS, "paper/results")
     before = listing(tmp_path)

@@ -44,8 +44,9 @@ RESULTS = Path("paper/results")
 class Reproduce:
     """Trains what tables of the paper need, for example: smoe reproduce heat/gates --seeds 3 --jobs 2."""
 
-    # Number of runs of each row; the seeds are 0, 1, ... The paper has ten, and three of weather and ImageNet.
-    seeds: int = 3
+    # Number of runs of each row; the seeds are 0, 1, ... As many as the paper's if not given: ten, or three of weather
+    # and ImageNet.
+    seeds: int | None = None
     # Size of the runs, which the tables describe: the largest, mostly `paper`, if not given; `small` is one for two
     # cores.
     scale: str = ""
@@ -62,7 +63,7 @@ class Reproduce:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "jobs", "threads"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}")
 
 
@@ -132,7 +133,8 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
 
     store = RunStore(output_dir / "runs.jsonl")
     data = data or Path()
-    planned = plan_runs(experiment.tables, tables, scale, options.seeds, only=options.rows, data=data)
+    num_seeds = options.seeds or experiment.tables.num_seeds
+    planned = plan_runs(experiment.tables, tables, scale, num_seeds, only=options.rows, data=data)
     missing = [run for run in planned if run.key not in store.runs()]
     write = sys.stdout.write
     if options.dry_run:

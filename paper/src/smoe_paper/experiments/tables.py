@@ -115,6 +115,7 @@ class TableSet:
     metric_text: str
     tables: tuple[ResultTable, ...]
     scales: tuple[Scale, ...]
+    num_seeds: int = 10  # of a row in the paper
     data_field: str = ""  # of a recipe's data that names their place; empty if they are simulated
     # Place of a recipe's data in the folder that a user names; that folder itself if not given.
     data_folder: Callable[[Any, Path], Path] | None = None

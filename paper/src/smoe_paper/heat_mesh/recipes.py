@@ -123,6 +123,7 @@ class MeshExperiment(Experiment):
     recipes = MESH_RECIPES
     tables = TableSet(
         name="heat-mesh",
+        num_seeds=3,
         metrics=(ShownMetric("within_1_percent", is_percentage=True),),
         metric_text=(
             "Percentage of test nodes within 1 % of the truth: mean ± standard deviation over the seeds; 100.0 means "

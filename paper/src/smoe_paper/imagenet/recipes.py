@@ -177,6 +177,7 @@ class ImageNetExperiment(Experiment):
     data_remedy = "a folder with train/<class>/*.JPEG and val/<class>/*.JPEG"
     tables = TableSet(
         name="imagenet",
+        num_seeds=3,
         metrics=(
             ShownMetric("accuracy", "top-1", decimals=2, is_percentage=True),
             ShownMetric("top5_accuracy", "top-5", decimals=2, is_percentage=True),

@@ -378,6 +378,7 @@ class WeatherExperiment(Experiment):
     recipes = WEATHER_RECIPES
     tables = TableSet(
         name="weather",
+        num_seeds=3,
         metrics=_METRICS,
         metric_text=(
             "Latitude-weighted root-mean-square errors (the root of the mean over all forecasts) of the geopotential "
