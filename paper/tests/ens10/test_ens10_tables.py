@@ -88,7 +88,9 @@ def test_a_table_is_trained_and_stands_beside_the_raw_ensemble(stores: Path, tmp
     for run in plan_runs(ENS10.tables, [table], scale, 1, data=stores, only="10 members"):
         store.write(run.key, train_run(run, tmp_path / "folders") or {})
     experiment = replace(ENS10.tables, scales=(scale,))
-    lines = [line for line in markdown(experiment, table, store).splitlines() if line.startswith("|")]
+    text = markdown(experiment, table, store)
+    assert f", data {open_store(EnsembleData(stores / 't850-10')).checksum[:8]}" in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     raw = next(line for line in lines if "raw ensemble, 10 members, small" in line)
     assert float(raw.split("|")[5]) > 0.0
     trained = [line for line in lines if "| 10 members |" in line]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.run_directory import RunError
 from smoe_paper.experiments.runs import make_runs, train_run
 from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.heat.model import data_checksum
 from tiny_runs import tiny_runs
 
 PROGRAM = Path(__file__).parents[1] / "tiny_runs.py"
@@ -58,6 +60,8 @@ def test_runs_are_made_in_two_processes_and_stored(tmp_path: Path) -> None:
         assert result is not None and result["seed"] == run.recipe.seed
         assert result["epochs"] == len(result["validation"]) == 2
         assert (result["parameters"], result["gate_parameters"]) == (27, 3 * 9 * 7)
+        other = replace(run.recipe.data, test_seed=1)
+        assert data_checksum(run.recipe.data).startswith(result["data"]) and result["data"] not in data_checksum(other)
         assert set(result["test"]) >= {"within_1_percent", "within_1_percent/region_0", "mse"}
         assert not (tmp_path / "runs" / run.key.name / "checkpoints" / "last.safetensors").exists()
         assert (tmp_path / "runs" / run.key.name / "checkpoints" / "best.safetensors").exists()

@@ -92,6 +92,9 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
     assert len(said) == 1
     store_references([table], scale, data, store, said.append)
     assert len(said) == 1, "what is stored is not made again"
+    store.write_reference("persistence-72h", {"label": "Persistence", "test": {}, "data": "of another atmosphere"})
+    store_references([table], scale, data, store, said.append)
+    assert len(said) == 2
     experiment = replace(WEATHER.tables, scales=(scale,))
     recipe = scale.recipe(table.rows[0], 0)
     store.write(RunKey.of(recipe), _result(recipe, 400.0))

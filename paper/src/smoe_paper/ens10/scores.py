@@ -42,6 +42,10 @@ def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size:
     return sums.values()
 
 
+def data_checksum(data: EnsembleData) -> str:
+    return open_store(data).checksum
+
+
 def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields the corrected mean and the truth, `(B, 1, H, W)` each, in physical units."""
     for output, target in run.outputs(split):

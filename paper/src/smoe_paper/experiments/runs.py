@@ -329,7 +329,7 @@ def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, 
     history = [epoch for epoch in directory.read_history() if monitor in epoch]
     parameters, gate_parameters = count_parameters(experiment_of(recipe).build(recipe, (), _silence).model)
     environment = json.loads(directory.environment_file.read_text())
-    plain = recipe.plain()
+    plain, checksum = recipe.plain(), experiment_of(recipe).find("data_checksum")
     # Without the folders of whoever ran it: results are published.
     plain["data"] |= {name: None for name in plain["data"] if name in DATA_PLACES}
     return {
@@ -351,4 +351,5 @@ def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, 
         "commit": environment["commit"],
         "processor": environment["processor"],
         "torch": environment["packages"]["torch"],
+        **({} if checksum is None else {"data": checksum(recipe.data)[:8]}),
     }

@@ -246,7 +246,8 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
             ends = [*size, *epochs, "" if best is None else f"{best:.0f}", f"{seconds:.0f}"]
             lines.append([*row.labels, f"{first['parameters']}{gate}", *numbers, *ends])
         for run in (run for outcome in found for run in outcome.results):
-            circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}")
+            data = f", data {run['data']}" if "data" in run else ""
+            circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}{data}")
     dirty = (
         "Runs of a commit that ends in -dirty had changes that were not committed: they cannot be made again exactly."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -137,6 +138,11 @@ def _set_true_experts(layer: nn.SpatialMoE2d, diffusivities: Sequence[float]) ->
         for diffusivity, share in zip(diffusivities, shares, strict=True):
             stencil = torch.from_numpy(diffusion_stencil(diffusivity)).to(layer.weight)
             layer.weight[share, 0, top : top + 3, left : left + 3] = stencil
+
+
+def data_checksum(data: recipes.HeatDiffusion) -> str:
+    frames = make_split(data, make_region_map(data), "test", lambda _: None)
+    return hashlib.sha256(frames.__getitems__(range(len(frames)))[1].numpy().tobytes()).hexdigest()
 
 
 def build_task(recipe: recipes.HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:

@@ -20,7 +20,7 @@ from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import LatitudeWeightedRMSE
 from smoe_paper.weather.model import make_split
-from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherRecipe, published_results
+from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe, published_results
 from smoe_paper.weather.store import NUM_WEEKS, WeatherSamples, WeatherStore, week_of_year
 
 _TIMES_PER_PIECE = 128
@@ -34,6 +34,10 @@ def read_fields(samples: WeatherSamples, times: np.ndarray) -> np.ndarray:
     rows = np.searchsorted(store.times, times)
     fields = np.stack([store.fields[row][index] for row in rows]).astype(np.float64)
     return store.to_physical(samples.targets, fields)
+
+
+def data_checksum(data: WeatherData) -> str:
+    return WeatherStore.open_named(data.store).checksum
 
 
 def score_baselines(samples: WeatherSamples, train_years: tuple[int, int]) -> dict[str, Scores]:
@@ -109,7 +113,8 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
 def store_references(
     tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Callable[[str], None]
 ) -> None:
-    """Scores the references of the tables on the test forecasts of their rows, unless the scores are stored."""
+    """Scores the references of the tables on the test forecasts of their rows, unless those of the data are stored."""
+    checksum = WeatherStore.open(data).checksum[:8]
     for table in tables:
         recipe = scale.recipe(table.rows[0], seed=0)
         assert isinstance(recipe, WeatherRecipe)
@@ -117,10 +122,10 @@ def store_references(
         names = {f"{name.replace(' ', '-')}-{lead_hours}h": name for name in BASELINES}
         if not set(table.references) <= set(names):
             raise ValueError(f"{table.name} refers to {', '.join(table.references)}, which are not {', '.join(names)}")
-        if all(store.read_reference(reference) for reference in table.references):
+        if all((store.read_reference(name) or {}).get("data") == checksum for name in table.references):
             continue
         notify(f"scoring {', '.join(BASELINES)} at {lead_hours} hours")
         samples = make_split(recipe, WeatherStore.open(data), "test", notify)
         scores = score_baselines(samples, recipe.data.train_years)
         for reference, name in names.items():
-            store.write_reference(reference, {"label": name.capitalize(), "test": scores[name]})
+            store.write_reference(reference, {"label": name.capitalize(), "test": scores[name], "data": checksum})
