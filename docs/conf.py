@@ -133,7 +133,7 @@ def _escape(text: str) -> str:
 
 
 # Folders of stored tables in the order of the page of results.
-_RESULTS = ("heat", "heat-mesh", "weather", "ens10", "images", "imagenet", "bench", "gpu")
+_RESULTS = ("heat", "heat-mesh", "weather", "ens10", "images", "bench", "gpu")
 
 
 def list_results(app: Any, docname: str, source: list[str]) -> None:

@@ -15,7 +15,6 @@ import smoe
 from smoe.rules import RoutingClassification
 from smoe_paper.baselines.layers import ConvGate, CoordConv2d, LinearGate
 from smoe_paper.baselines.routing_losses import ScoreGate
-from smoe_paper.models import ResNet
 
 RC = RoutingClassification.released()
 
@@ -36,14 +35,16 @@ def scores_of(layer: nn.Module) -> torch.Tensor:
     return layer.gate.scores
 
 
-def small_resnet() -> nn.Module:
+def small_net() -> nn.Module:
     torch.manual_seed(0)
-    net = ResNet((2, 1, 1, 1), filters=4, num_classes=5)
+    sizes = [(4, 4, 1), (4, 4, 1), (4, 8, 2), (8, 8, 2), (8, 8, 2)]
+    layers = [nn.Conv2d(inputs, outputs, 3, stride, 1) for inputs, outputs, stride in sizes]
+    net = nn.Sequential(nn.Conv2d(3, 4, 7, 4, 3), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     return smoe.convert(net, example_input=torch.zeros(1, 3, 176, 176), rule=RC, order="score").eval()
 
 
 def test_the_published_sizes() -> None:
-    net = small_resnet()
+    net = small_net()
     with pytest.raises(ValueError, match=r"grid of \(44, 44\)"):
         net(torch.zeros(1, 3, 224, 224))
     new = smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 224, 224))
@@ -51,20 +52,19 @@ def test_the_published_sizes() -> None:
     layers = {name: layer for name, layer in new.named_modules() if isinstance(layer, smoe.SpatialMoE2d)}
     grids = {name: layer.gate.spatial_shape for name, layer in layers.items()}
     assert grids == {
-        "layer1.0.conv2": (56, 56), "layer1.1.conv2": (56, 56), "layer2.0.conv2": (28, 28),
-        "layer3.0.conv2": (14, 14), "layer4.0.conv2": (7, 7),
+        "1": (56, 56), "2": (56, 56), "3": (28, 28), "4": (14, 14), "5": (7, 7)
     }  # fmt: skip
-    assert layers["layer1.0.conv2"].gate is layers["layer1.1.conv2"].gate
+    assert layers["1"].gate is layers["2"].gate
     for name, layer in layers.items():
         old = net.get_submodule(name)
         assert isinstance(old, smoe.SpatialMoE2d)
         assert torch.equal(layer.weight, old.weight)
         assert is_near(scores_of(old), scores_of(layer)).all()
-    assert scores_of(net.get_submodule("layer1.0.conv2")).shape == (8, 44, 44)
+    assert scores_of(net.get_submodule("1")).shape == (8, 44, 44)
 
 
 def test_the_same_size_is_the_same_network() -> None:
-    net = small_resnet()
+    net = small_net()
     same = smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 176, 176))
     x = torch.randn(2, 3, 176, 176)
     assert torch.equal(net(x), same(x))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from small_training import PLAN, StopAfter, make_task, without_times
-from smoe import SpatialMoE2d, interpolate_grids
+from smoe import SpatialMoE2d
 from smoe.diagnostics import RoutingGain
 from smoe.errors import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged
@@ -189,21 +189,6 @@ def test_bf16_trains(tmp_path: Path) -> None:
     assert last["test/mse"] > 0
 
 
-def test_begin_epoch_is_called_before_every_epoch(tmp_path: Path) -> None:
-    begun: list[int] = []
-    task = make_task()
-    task.begin_epoch = begun.append
-    with pytest.raises(Interrupted):
-        # An epoch has three batches: the fourth is in the second.
-        Loop(task, PLAN, RunDirectory(tmp_path), StopAfter(4)).fit()
-    assert begun == [1, 2]
-    begun.clear()
-    resumed = make_task()
-    resumed.begin_epoch = begun.append
-    Loop(resumed, PLAN, RunDirectory(tmp_path)).fit(resume=True)
-    assert begun == [2, 3, 4]
-
-
 def test_a_run_is_extended_as_if_it_had_been_longer_from_the_start(tmp_path: Path) -> None:
     long, short = RunDirectory(tmp_path / "long"), RunDirectory(tmp_path / "short")
     expected = Loop(make_task(), PLAN, long).fit()
@@ -220,21 +205,6 @@ def test_a_run_is_extended_as_if_it_had_been_longer_from_the_start(tmp_path: Pat
         Loop(make_task(), PLAN, RunDirectory(tmp_path / "third"), StopAfter(11)).fit()
     with pytest.raises(RunError, match="has 3 epochs already, but max_epochs is 2"):
         Loop(make_task(), replace(PLAN, max_epochs=2), RunDirectory(tmp_path / "third")).fit(resume=True)
-
-
-def test_a_net_is_evaluated_on_another_grid(tmp_path: Path) -> None:
-    def enlarge(model: nn.Module) -> nn.Module:
-        return interpolate_grids(model, example_input=torch.zeros(1, 1, 8, 8))
-
-    task, large = make_task(), HeatPairs(torch.rand(1, 8, 8, 8, generator=torch.Generator().manual_seed(1)).numpy())
-    task.model = SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(6, 5))
-    task.optimizer, task.for_evaluation = torch.optim.Adam(task.model.parameters(), lr=1e-2), enlarge
-    task.splits = {**task.splits, "validation": large, "test": large}
-    last = Loop(task, PLAN, RunDirectory(tmp_path)).fit()
-    input, target = large.__getitems__(list(range(7)))
-    with torch.no_grad():
-        error = nn.functional.mse_loss(enlarge(task.model).eval()(input), target)
-    assert last["test/mse"] == pytest.approx(float(error))
 
 
 def test_a_misspelt_monitor_is_refused_before_training(tmp_path: Path) -> None:

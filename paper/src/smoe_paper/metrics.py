@@ -154,22 +154,17 @@ def _with_count(sums: Tensor, count: float) -> Tensor:
 
 
 class Accuracy(Percentage):
-    """Percentage of samples whose class is among the most likely ones: `accuracy`, and `top5_accuracy` and so on.
+    """Percentage of samples whose most likely class is the true one.
 
     Of equal logits the lower class counts as the more likely, so that a constant answer is not right everywhere. A
     sample with a logit that is not a number counts as wrong.
     """
 
-    def __init__(self, top: Sequence[int] = (1,)) -> None:
-        if not top or min(top) < 1:
-            raise ValueError(f"top must be numbers from 1 on, got {tuple(top)}")
-        self.top = tuple(top)
-        self.names = tuple("accuracy" if number == 1 else f"top{number}_accuracy" for number in self.top)
+    names = ("accuracy",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        rank = class_ranks(prediction, target)
-        right = [torch.count_nonzero(rank < number) for number in self.top]
-        return _with_count(torch.stack(right).double(), len(target))
+        right = torch.count_nonzero(class_ranks(prediction, target) == 0)
+        return _with_count(right.double()[None], len(target))
 
 
 def class_ranks(prediction: Tensor, target: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def test_a_dry_run_prints_the_table_and_what_is_missing_and_writes_nothing(
     # Nor beside results that are there, of several experiments at once.
     shutil.copytree(RESULTS, "paper/results")
     before = listing(tmp_path)
-    assert main(["reproduce", "weather", "images", "imagenet", "--dry-run"]) == 0
+    assert main(["reproduce", "weather", "images", "--dry-run"]) == 0
     assert listing(tmp_path) == before
     output = capsys.readouterr().out
     assert (RESULTS / "images" / "mnist.md").read_text() in output
@@ -102,8 +102,8 @@ def test_a_dry_run_prints_the_table_and_what_is_missing_and_writes_nothing(
     ("args", "text"),
     [
         (["reproduce"], "name a table first"),
-        (["reproduce", "imagnet"], "no table named 'imagnet'; did you mean 'imagenet'?"),
-        (["reproduce", "clouds"], "no table named 'clouds'; there are heat, weather, ens10, images, imagenet"),
+        (["reproduce", "imags"], "no table named 'imags'; did you mean 'images'?"),
+        (["reproduce", "clouds"], "no table named 'clouds'; there are heat, weather, ens10, images"),
         (["reproduce", "heat/gate"], "no table named 'heat/gate'; there are heat (all of them), heat/main"),
         (["reproduce", "heat", "--scale", "large"], "no scale named 'large'; there are paper, small"),
         (["reproduce", "heat", "--seeds", "0"], "--seeds must be at least 1, got 0"),

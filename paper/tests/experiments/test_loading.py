@@ -13,7 +13,6 @@ import torch
 import tiny_weather
 from ens10_files import write_ens10
 from image_files import publish, write_idx_set
-from image_folders import write_folders
 from memory_source import Silent
 from smoe.training.run_directory import RunError
 from smoe_paper.ens10.commands import Preparation
@@ -25,7 +24,6 @@ from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
 from smoe_paper.heat_mesh.recipes import MESH_RECIPES
-from smoe_paper.imagenet.recipes import IMAGENET_RECIPES
 from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe, SpatialMoEClassifierModel
 
 
@@ -61,19 +59,6 @@ def images(folder: Path) -> tuple[str, Recipe]:
     return "mnist/smoe", ImageRecipe(data=data, model=SpatialMoEClassifierModel(filters=2), training=plan)
 
 
-def imagenet(folder: Path) -> tuple[str, Recipe]:
-    for split in ("train", "val"):
-        write_folders(folder / "imagenet", split=split)
-    recipe = IMAGENET_RECIPES["imagenet/smoe-first"]
-    plan = replace(recipe.training, batch_size=4, max_epochs=1, warmup_epochs=0, num_workers=0)
-    return "imagenet/smoe-first", replace(
-        recipe,
-        data=replace(recipe.data, root=folder / "imagenet", train_size=32, resize=40, crop=32, held_out_per_class=1),
-        model=replace(recipe.model, filters=4, num_blocks=(1, 1, 1, 1)),  # type: ignore[call-arg]
-        training=replace(plan, device="cpu"),
-    )
-
-
 def heat_mesh(_: Path) -> tuple[str, Recipe]:
     recipe = MESH_RECIPES["heat-mesh/plain"]
     return "heat-mesh/plain", replace(
@@ -84,7 +69,7 @@ def heat_mesh(_: Path) -> tuple[str, Recipe]:
 
 
 # Path that is refused where it lies outside the run directory.
-NEEDED = {"heat": None, "weather": "store", "ens10": "store", "images": "root", "imagenet": "root", "heat-mesh": None}
+NEEDED = {"heat": None, "weather": "store", "ens10": "store", "images": "root", "heat-mesh": None}
 
 MADE: dict[str, tuple[Callable[[Path], tuple[str, Recipe]], float]] = {
     # With a number that values in physical units exceed: temperatures near 280 K, geopotentials; 0 where there are
@@ -93,7 +78,6 @@ MADE: dict[str, tuple[Callable[[Path], tuple[str, Recipe]], float]] = {
     "weather": (weather, 100.0),
     "ens10": (ens10, 100.0),
     "images": (images, 0.0),
-    "imagenet": (imagenet, 0.0),
     "heat-mesh": (heat_mesh, 0.0),
 }
 

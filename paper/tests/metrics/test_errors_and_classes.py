@@ -22,11 +22,11 @@ LOGITS = torch.tensor([[3.0, 2.0, 1.0], [0.0, 5.0, 4.0], [1.0, 2.0, 3.0], [9.0, 
 CLASSES = torch.tensor([0, 2, 0, 0])
 
 
-def test_top_accuracies_over_batches():
-    metric = Accuracy((1, 2))
+def test_accuracy_over_batches():
+    metric = Accuracy()
     totals = metric.totals(LOGITS[:3], CLASSES[:3]) + metric.totals(LOGITS[3:], CLASSES[3:])
-    # first: samples 0 and 3; first two: also sample 1
-    assert metric.values(totals) == {"accuracy": 50.0, "top2_accuracy": 75.0}
+    # samples 0 and 3
+    assert metric.values(totals) == {"accuracy": 50.0}
 
 
 def test_a_constant_answer_is_not_right_everywhere():
@@ -50,8 +50,6 @@ def test_mean_cross_entropy_counts_samples():
 def test_refuses():
     with pytest.raises(ValueError, match=r"classes must be in \[0, 2\], got 0 to 3"):
         Accuracy().totals(torch.zeros(2, 3), torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match=r"top must be numbers from 1 on"):
-        Accuracy((0,))
 
 
 PREDICTION = torch.tensor([[1.0, 2.0], [3.0, 4.0]])

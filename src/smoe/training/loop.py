@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,8 +90,6 @@ class Loop:
         needs_loss = plan.monitor == LOSS and LOSS not in metric_names(task.metrics)
         self.metrics = [*task.metrics, MeanLoss(task.loss)] if needs_loss else list(task.metrics)
         self.accelerator = make_accelerator(plan)
-        # Before the model is wrapped: a wrapped forward, copied, would still call the original.
-        self.twin = None if task.for_evaluation is None else copy.deepcopy(task.model).to(self.accelerator.device)
         self.model, self.optimizer = self.accelerator.prepare(task.model, task.optimizer)
         self.watch = RoutingWatch(task.model, task.regions)
         # accelerate's own step looks for a package on the disk each time, and its zero_grad at a signature, which takes
@@ -148,23 +145,16 @@ class Loop:
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Returns the metrics of the model on a split, named `split/metric`."""
-        task, plan, model = self.task, self.plan, self._model_to_evaluate()
+        task, plan = self.task, self.plan
+        self._share_buffers()
         data = task.splits[split], self.metrics, task.collate, plan.evaluation_batch_size, plan.num_workers
-        # What accelerate has wrapped casts by itself.
-        with nullcontext() if model is self.model else self.accelerator.autocast():
-            values = evaluate(self.accelerator, model, *data)
+        values = evaluate(self.accelerator, self.model, *data)
         return {f"{split}/{name}": value for name, value in values.items()}
 
-    def _model_to_evaluate(self) -> nn.Module:
-        """The model, or what the task makes of a copy for evaluation. Every process must call this method."""
-        if self.accelerator.num_processes > 1:
-            # The processes differ in buffers such as running means.
-            for buffer in self.task.model.buffers():
-                torch.distributed.broadcast(buffer, src=0)
-        if self.task.for_evaluation is None or self.twin is None:
-            return self.model
-        self.twin.load_state_dict(self.task.model.state_dict())
-        return self.task.for_evaluation(self.twin)
+    def _share_buffers(self) -> None:
+        """Gives all processes the buffers of the first, such as running means. Every process must call this method."""
+        for buffer in self.task.model.buffers() if self.accelerator.num_processes > 1 else ():
+            torch.distributed.broadcast(buffer, src=0)
 
     def _train_epoch(self, interruption: Interruption) -> None:
         """Trains the rest of the epoch."""
@@ -173,8 +163,6 @@ class Loop:
         self.reporter.begin_epoch(state.epoch, batches.num_batches, state.next_batch)
         started = time.perf_counter()
         self.model.train()
-        if task.begin_epoch is not None:
-            task.begin_epoch(state.epoch)
         samples: Any = task.splits["train"]
         if hasattr(samples, "start_epoch"):
             samples.start_epoch(state.epoch)
@@ -296,10 +284,9 @@ class Loop:
         state, weights = self.state, self.task.model
         trained = {name: value.clone() for name, value in weights.state_dict().items()}
         self._load_best()
-        model = self._model_to_evaluate()
-        # A wrapper such as DistributedDataParallel expects a whole backward pass after each pass with gradients.
-        model = self.task.model if model is self.model else model
-        gains = self._routing_gains(model)
+        self._share_buffers()
+        # Not the wrapped model: DistributedDataParallel expects a whole backward pass after each pass with gradients.
+        gains = self._routing_gains(weights)
         test = self.evaluate("test") if "test" in self.task.splits else {}
         # The last checkpoint holds the last weights, so that the run can be extended.
         weights.load_state_dict(trained)

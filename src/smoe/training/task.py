@@ -125,8 +125,6 @@ class Task:
     collate: Collate
     seed: int  # of the shuffles
     auxiliary_loss: Callable[[nn.Module], Tensor] | None = None  # of the model after its pass, added to the loss
-    begin_epoch: Callable[[int], None] | None = None  # called with the number of an epoch, from 1, also when it goes on
-    for_evaluation: Callable[[nn.Module], nn.Module] | None = None  # makes the model to evaluate, a new one each time
     regions: Tensor | None = None  # number of the known region of each pixel `(H, W)`, compared with the routing
     compares_routing: bool = True  # whether the routing is compared with single convolutions in the end
     reads_ahead: bool = False  # whether a thread reads training batches, for samples that draw nothing at random

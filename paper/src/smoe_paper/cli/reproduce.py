@@ -28,8 +28,8 @@ tables:
 {tables}
 
 --store is the data: a store of `smoe data prepare weather`, a folder of stores of `smoe data prepare ens10` with names
-such as z500-5, the files of `smoe data fetch` (images), or a folder with train/<class>/*.JPEG and val/<class>/*.JPEG
-(ImageNet). At scale small, weather and ens10 use what `make simulate` and `make simulate-ensemble` make.
+such as z500-5, or the files of `smoe data fetch` (images). At scale small, weather and ens10 use what `make simulate`
+and `make simulate-ensemble` make.
 
 examples:
   smoe reproduce heat/gates --seeds 3 --jobs 2
@@ -44,8 +44,7 @@ RESULTS = Path("paper/results")
 class Reproduce:
     """Trains what tables of the paper need, for example: smoe reproduce heat/gates --seeds 3 --jobs 2."""
 
-    # Number of runs of each row; the seeds are 0, 1, ... As many as the paper's if not given: ten, or three of weather
-    # and ImageNet.
+    # Number of runs of each row; the seeds are 0, 1, ... As many as the paper's if not given: ten, or three of weather.
     seeds: int | None = None
     # Size of the runs, which the tables describe: the largest, mostly `paper`, if not given; `small` is one for two
     # cores.
@@ -124,8 +123,9 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     output_dir = options.output_dir or RESULTS / experiment.name
     data = options.store or experiment.data_folder
     if data is None and experiment.tables.data_field and not options.dry_run:
-        remedy = experiment.data_remedy or f"smoe data prepare {experiment.name} makes a store"
-        raise UsageError(f"--store: where are the data of {experiment.name}? {remedy}")
+        raise UsageError(
+            f"--store: where are the data of {experiment.name}? smoe data prepare {experiment.name} makes a store"
+        )
 
     # torch is imported from here on only: a typo is answered at once.
     from smoe.training.progress import ProgressBar

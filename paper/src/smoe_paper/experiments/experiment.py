@@ -31,7 +31,6 @@ EXPERIMENTS = {
     "weather": "smoe_paper.weather.recipes:WEATHER",
     "ens10": "smoe_paper.ens10.recipes:ENS10",
     "images": "smoe_paper.images.recipes:IMAGES",
-    "imagenet": "smoe_paper.imagenet.recipes:IMAGENET",
     "heat-mesh": "smoe_paper.heat_mesh.recipes:HEAT_MESH",
 }
 """Module and object of each experiment, in the order of the paper; imported on first use."""
@@ -66,7 +65,6 @@ class Experiment:
     tables: ClassVar[TableSet]
     builds_without_data: ClassVar[bool] = False  # whether `build` without splits opens no path of the recipe's data
     data_folder: ClassVar[Path | None] = None  # of the data if the user names none; None if they have to
-    data_remedy: ClassVar[str] = ""  # what to do where no data are named; empty for `smoe data prepare NAME`
 
     def find(self, function: str) -> Callable[..., Any] | None:
         """A function of the experiment's folder."""

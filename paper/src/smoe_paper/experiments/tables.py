@@ -303,7 +303,8 @@ PAGE_TEXT = """Made by `smoe reproduce page` from the stored runs. A row *is*
 - not run: no run is stored; why is said below the table;
 - ours: a row that the paper does not have.
 
-Figures 1 and 2 of the paper are drawings of the method, which [the report](../../docs/report.md) describes."""
+Figures 1 and 2 of the paper are drawings of the method, which [the report](../../docs/report.md) describes. Table 4
+(ImageNet: 600 epochs on 64 GPUs) is not here; [docs/images.md](../../docs/images.md#imagenet) says what is needed."""
 
 
 def _picture(table: ResultTable, store: RunStore, folder: str) -> str:

@@ -288,11 +288,8 @@ class OpenRun:
         yield from predict(model, task.splits[split], plan.evaluation_batch_size, collate=task.collate, **options)
 
     def _prepare(self) -> tuple[Accelerator, torch.nn.Module]:
-        """The model for evaluation, if the task makes another one."""
-        accelerator, task = make_accelerator(self.recipe.training), self.task
-        return accelerator, accelerator.prepare(
-            task.model if task.for_evaluation is None else task.for_evaluation(task.model)
-        )
+        accelerator = make_accelerator(self.recipe.training)
+        return accelerator, accelerator.prepare(self.task.model)
 
 
 def count_parameters(model: torch.nn.Module) -> tuple[int, int]:

@@ -1,1 +1,0 @@
-"""Classification of ImageNet (paper section 3.4)."""
