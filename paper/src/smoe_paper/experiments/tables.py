@@ -220,7 +220,7 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
     headings += ["is"] if paper_metrics else []
     headings += ["seeds", "scale", *(["epochs: paper", "here"] if has_paper_epochs else ["epochs"]), "s per run"]
     lines: list[list[str]] = []
-    for reference in filter(None, map(store.read_reference, table.references)):
+    for reference in _references(table, store):
         cells = [reference["label"], *[""] * (len(table.columns) - 1), "0"]
         for metric in metrics:
             cells += [""] if metric.name in paper_metrics else []
@@ -242,7 +242,7 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
             first, best = outcome.results[0], outcome.best_epoch
             gate = f"+{first['gate_parameters']}" if first["gate_parameters"] else ""
             seconds = statistics.fmean(run["seconds"] for run in outcome.results)
-            size = [str(len(outcome.results)), outcome.scale.name]
+            size = _size(table, outcome, store)
             ends = [*size, *epochs, "" if best is None else f"{best:.0f}", f"{seconds:.0f}"]
             lines.append([*row.labels, f"{first['parameters']}{gate}", *numbers, *ends])
         for run in (run for outcome in found for run in outcome.results):
@@ -265,6 +265,7 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
         not_run,
         "\n".join(["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else []),
         dirty if any("-dirty" in line for line in circumstances) else "",
+        OTHER_DATA if any(OTHER in cell for line in lines for cell in line) else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -281,7 +282,7 @@ def page(experiments: Iterable[tuple[TableSet, RunStore]]) -> str:
             lines: list[list[str]] = []
             for row in table.rows:
                 outcome = next(iter(outcomes(tables, row, store)), None)
-                size = ["0", ""] if outcome is None else [str(len(outcome.results)), outcome.scale.name]
+                size = ["0", ""] if outcome is None else _size(table, outcome, store)
                 numbers = _numbers(row, outcome, metrics, paper_metrics)
                 lines.append([*row.labels, *numbers, verdict(row, outcome), *size])
             more = f"{tables.name}/{table.short_name}.md"
@@ -299,12 +300,29 @@ PAGE_TEXT = """Made by `smoe reproduce page` from the stored runs. A row *is*
 - reproduced: at the paper's size on its data, the means are no further apart than both standard deviations together;
 - differs: at the paper's size on its data, they are;
 - smaller: run on the paper's data, but with fewer of them, or with smaller networks or fewer steps;
-- simulated: run on simulated data, with smaller networks, which says nothing of the paper's numbers;
+- simulated: run on simulated data, with smaller networks, which says nothing of the paper's numbers; *other data*:
+  simulated at another time than those of the table's references;
 - not run: no run is stored; why is said below the table;
 - ours: a row that the paper does not have.
 
 Figures 1 and 2 of the paper are drawings of the method, which [the report](../../docs/report.md) describes. Table 4
 (ImageNet: 600 epochs on 64 GPUs) is not here; [docs/images.md](../../docs/images.md#imagenet) says what is needed."""
+
+
+OTHER = ", other data"
+OTHER_DATA = "Rows of *other data* were simulated at another time; the references and all other rows are of one time."
+
+
+def _references(table: ResultTable, store: RunStore) -> list[dict[str, Any]]:
+    return list(filter(None, map(store.read_reference, table.references)))
+
+
+def _size(table: ResultTable, outcome: Outcome, store: RunStore) -> list[str]:
+    """Number of seeds and scale; simulated data that are not those of the table's references are named."""
+    marks = {reference["data"] for reference in _references(table, store) if "data" in reference}
+    is_simulated = outcome.scale.kind == "simulated" and marks
+    is_other = is_simulated and any(run.get("data") not in marks for run in outcome.results)
+    return [str(len(outcome.results)), outcome.scale.name + OTHER * bool(is_other)]
 
 
 def _picture(table: ResultTable, store: RunStore, folder: str) -> str:

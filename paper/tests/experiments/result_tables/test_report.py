@@ -18,6 +18,7 @@ from smoe_paper.experiments.tables import (
     TableSet,
     markdown,
     outcomes,
+    page,
     percent,
 )
 from smoe_paper.heat.pictures import draw_tables
@@ -135,7 +136,8 @@ def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
 def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs.jsonl")
     row = Row(("net",), HeatRecipe(), (PublishedResult("rmse_z", 316.0, 0.0, None, "Table 3"),))
-    table = ResultTable("toy/weather", "A toy", ("model",), (row,), references=("persistence", "climatology"))
+    references = ("persistence", "climatology")
+    table = ResultTable("toy/weather", "A toy", ("model",), (row,), "Table 3", references=references)
     metrics = (ShownMetric("rmse_z", "Z500", decimals=0), ShownMetric("rmse_t", "T850", decimals=2))
     scale = Scale("small", "few", lambda x: x, kind="simulated")
     tables = TableSet("toy", metrics, "RMSE.", (table,), (scale,))
@@ -149,3 +151,6 @@ def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> N
     assert "| Persistence | 0 |  | 936 | 4.29 |  |  |  |  |  |" in lines
     # Two values 5 above and below their mean: the standard deviation is the root of 50, 7.07.
     assert "| net | 27+12 | 316 | 305 ± 7 | 1.50 ± 0.00 | simulated | 2 | small | 4 | 10 |" in lines
+    store.write_reference("persistence", {"label": "Persistence", "test": {}, "data": "of today"})
+    assert "| simulated | 2 | small, other data | 4 | 10 |" in markdown(tables, table, store)
+    assert "| simulated | 2 | small, other data |" in page([(tables, store)])
