@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,10 @@ from smoe.reports.page import write_page
 from smoe.reports.read_fit import read_and_compare, with_plain
 from smoe.reports.run_report import RunReport
 from smoe.training.run_directory import RunError
-from smoe_paper.experiments.read_run import ReadOptions, measure_errors, read_run, read_split
+from smoe_paper.experiments.read_run import Measured, ReadOptions, measure, read_run, read_split
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.experiments.task import BatchedSamples
 from smoe_paper.heat.recipes import HEAT_TRAINING, ConvNetModel, HeatDiffusion, HeatRecipe
 from smoe_paper.heat_mesh.recipes import MESH_RECIPES, MeshRecipe
 from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe, SpatialMoEClassifierModel
@@ -54,13 +56,26 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run("heat/conv", recipe, tmp_path_factory.mktemp("heat") / "conv")
 
 
+class Fields(BatchedSamples):
+    def __init__(self, predictions: torch.Tensor, times: np.ndarray) -> None:
+        self.predictions, self.times = predictions, times
+
+    def __len__(self) -> int:
+        return len(self.predictions)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.predictions[list(indices)] + 1, self.predictions[list(indices)]
+
+
 def test_errors_are_those_of_a_loop() -> None:
     generator = torch.Generator().manual_seed(0)
     prediction, truth = torch.randn(2, 5, 2, 3, 4, generator=generator)
     truth[1, 0, 2, 3] = float("nan")
     truth[:, 1, 0, 0] = float("nan")
     batches = [(prediction[:3], truth[:3]), (prediction[3:], truth[3:])]
-    maps = measure_errors(batches, Places("grid", (3, 4)), (("z", "m"), ("t", "K")))
+    fields = Fields(prediction, np.array(["2001-01-31T06", "2001-02-01T06", "2002-01-01T06"] * 2)[:5].astype("M8[h]"))
+    measured = measure(batches, Places("grid", (3, 4)), (("z", "m"), ("t", "K")), fields)
+    maps = measured.maps
     assert [(one.name, one.units) for one in maps] == [("z, RMSE", "m"), ("t, RMSE", "K")]
     for channel, found in enumerate(maps):
         for row in range(3):
@@ -73,8 +88,22 @@ def test_errors_are_those_of_a_loop() -> None:
                 expected = np.sqrt(np.mean(errors)) if errors else np.nan
                 np.testing.assert_allclose(found.values[4 * row + column], expected, rtol=1e-6)
     # Classes are no fields, and neither are fields on another grid.
-    assert measure_errors([(torch.randn(4, 10), torch.zeros(4, dtype=torch.int64))], None, ()) == ()
-    assert measure_errors(batches, Places("grid", (5, 4)), ()) == ()
+    assert measure([(torch.randn(4, 10), torch.zeros(4, dtype=torch.int64))], None, (), fields) == Measured()
+    assert measure(batches, Places("grid", (5, 4)), (), fields) == Measured()
+    # Samples over time, each beside its own input, over both batches; errors of two months, and of no hours, which are
+    # the same.
+    assert [one.name for one in measured.examples] == [f"sample {n}" for n in range(5)]
+    for number, example in enumerate(measured.examples):
+        np.testing.assert_array_equal(example.input[2], prediction[number, 0] + 1)
+        np.testing.assert_array_equal(example.truth, truth[number, 0])
+        np.testing.assert_array_equal(example.prediction, prediction[number, 0])
+    assert [(one.name, one.steps) for one in measured.breakdowns] == [
+        ("z, RMSE by month", (1.0, 2.0)),
+        ("t, RMSE by month", (1.0, 2.0)),
+    ]
+    squares = (prediction - truth)[:, 0].square().flatten(1).double().nanmean(1)
+    expected = [squares[[0, 2, 3]].mean().sqrt(), squares[[1, 4]].mean().sqrt()]
+    np.testing.assert_allclose(measured.breakdowns[0].values["this run"], expected, rtol=1e-6)
 
 
 def test_a_run_beside_the_plain_net(heat: Path, plain: Path) -> None:
@@ -97,6 +126,10 @@ def test_a_run_beside_the_plain_net(heat: Path, plain: Path) -> None:
     # The mean over the pixels is the metric of the whole split.
     assert np.mean(np.square(error.values)) == pytest.approx(last["test/mse"], rel=1e-4)
     assert smoe.regions is not None and smoe.regions.shape == (63,)
+    # The steps of the first run follow each other: what is predicted for one is the next one's input.
+    assert [one.name for one in smoe.examples] == [f"run 0, step {step}" for step in range(10)]
+    for before, after in zip(smoe.examples[:-1], smoe.examples[1:], strict=True):
+        np.testing.assert_array_equal(before.truth, after.input[2])
     assert set(smoe.filters) == {"diffusivity 0.0025", "diffusivity 0.025", "diffusivity 0.25"}
     assert not conv.error_maps[0].others
     assert any("information about the known regions" in remark for remark in smoe.remarks)
@@ -151,7 +184,7 @@ def test_a_mesh_has_its_nodes_and_regions(tmp_path: Path) -> None:
     assert report.places is not None and report.places.kind == "mesh"
     assert report.gates[0].places is report.places
     assert report.regions is not None and report.regions.shape == (2562,)
-    assert write_page([report], tmp_path / "report.html") < 500_000
+    assert write_page([report], tmp_path / "report.html") < 700_000
 
 
 def test_images_have_a_commonest_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> WeatherStore:
     return prepare(SOURCE, path, Preparation((2000, 2001), (2000, 2001), SOURCE.names, CONSTANTS), Silent())
 
 
+def _step(time: np.datetime64) -> int:
+    return int(np.flatnonzero(SOURCE.times(int(str(time)[:4])) == time)[0])
+
+
 def field(store: WeatherStore, channel: str, time: np.datetime64) -> np.ndarray:
     """The normalised field of a channel, from the source and not from the store's file."""
     year = int(str(time)[:4])
-    (step,) = np.flatnonzero(SOURCE.times(year) == time)
-    value = SOURCE.read_year(channel, year)[step].astype(np.float64)
+    value = SOURCE.read_year(channel, year)[_step(time)].astype(np.float64)
     if channel == "tp":
         value = np.log(value + 0.001) - np.log(0.001)
     index = store.channels.index(channel)
@@ -47,6 +50,10 @@ def test_a_sample_is_the_context_the_constants_and_the_target(store: WeatherStor
         np.testing.assert_allclose(input[channel].numpy(), expected, rtol=1e-6, atol=1e-7, err_msg=name)
     for channel, name in enumerate(("z_500", "t_850", "t2m")):
         np.testing.assert_array_equal(target[channel].numpy(), field(store, name, time + np.timedelta64(72, "h")))
+    # A report shows it beside its start, in physical units.
+    name, start, given = samples.shown(index)
+    assert (name, start) == (f"z_500 at {time + np.timedelta64(72, 'h')}:00", "72 h before")
+    np.testing.assert_allclose(given, SOURCE.read_year("z_500", int(str(time)[:4]))[_step(time)], rtol=1e-5)
 
 
 def test_weekly_means_are_those_of_the_week_of_the_forecast(store: WeatherStore) -> None:

@@ -186,8 +186,7 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> _Measured:
     digest = hashlib.sha256()
     scored = open_scored(fitted, list(data.inputs), data.targets, fitted.period_of(which), data.open_options)
     examples, valid, simple_names = list[Example](), list[np.ndarray](), set[str]()
-    num_examples = max(1, min(_NUM_EXAMPLES, _EXAMPLE_PIXELS // counts[0].size))
-    num_seen, shown = 0, set(np.linspace(0, len(scored.pairs) - 1, num_examples).round().astype(int).tolist())
+    num_seen, shown = 0, shown_samples(len(scored.pairs), counts[0].size)
     below = 0.0
     for batch in compare_batches(fitted, scored):
         digest.update(np.ascontiguousarray(batch.truth, dtype="<f4").tobytes())
@@ -221,6 +220,12 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> _Measured:
     breakdowns = _by_time(fitted, compared, np.concatenate(valid))
     reliability = _reliability(fitted, below / counts.sum(axis=(1, 2))[:, None]) if np.size(below) > 1 else ()
     return _Measured(tuple(maps), tuple(examples), breakdowns, reliability, digest.hexdigest())
+
+
+def shown_samples(number: int, num_pixels: int) -> set[int]:
+    """Returns which of so many samples a page shows as they are, spread evenly."""
+    num_shown = max(1, min(_NUM_EXAMPLES, _EXAMPLE_PIXELS // num_pixels))
+    return set(np.linspace(0, number - 1, num_shown).round().astype(int).tolist())
 
 
 def _by_time(fitted: Fitted, sums: Mapping[str, ErrorSums], valid: np.ndarray) -> tuple[Breakdown, ...]:

@@ -111,6 +111,7 @@ class EnsembleSamples(BatchedSamples):
         self.store, self.years, self.inputs = store, years, inputs
         valid_years = years_of(store.valid_times)
         self._rows = np.flatnonzero((valid_years >= years[0]) & (valid_years <= years[1]))
+        self.times = store.valid_times[self._rows]
         if not len(self._rows):
             raise DataError(
                 f"the years {years[0]} to {years[1]} hold no forecast: {store.path} has "
@@ -124,6 +125,9 @@ class EnsembleSamples(BatchedSamples):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def shown(self, index: int) -> tuple[str, str, Tensor]:
+        return f"{self.store.task} at {self.store.valid_times[self._rows[index]]}", "mean of the ensemble", self[index][1][1]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns the inputs `(B, C, H, W)` and the targets `(B, 3 or 4, H, W)`."""

@@ -22,14 +22,15 @@ from smoe.reports.read_fit import (
     environment_facts,
     read_fit,
     repeating_command,
+    shown_samples,
 )
-from smoe.reports.run_report import ErrorMap, Monitor, Places, RunReport, ScoreRow, ScoreSheet
+from smoe.reports.run_report import Breakdown, ErrorMap, Example, Monitor, Places, RunReport, ScoreRow, ScoreSheet
 from smoe.training.run_directory import Record, RunDirectory
 from smoe.training.task import MetricSums, load_batches
 from smoe_paper.experiments.experiment import Experiment, Notify, ReportParts, experiment_of
 from smoe_paper.experiments.runs import CheckpointName, data_paths, open_run, read_recipe
 from smoe_paper.experiments.tables import PublishedResult
-from smoe_paper.experiments.task import OpenRun
+from smoe_paper.experiments.task import BatchedSamples, OpenRun
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,14 @@ def read_run(
     experiment = experiment_of(run.recipe)
     parts = experiment.report_parts(run, options.split, notify)
     unchanged, digest, sample = None, "", None
-    maps: tuple[ErrorMap, ...] = ()
+    measured = Measured()
     if options.split is not None:
         notify(f"{label}: reading the {options.split} split")
         unchanged, digest, sample = read_split(run, options.split)
         notify(f"{label}: measuring errors on the {options.split} split")
-        maps = measure_errors(run.predict(options.split), parts.places, parts.targets)
+        samples = run.task.splits[options.split]
+        assert isinstance(samples, BatchedSamples)
+        measured = measure(run.predict(options.split), parts.places, parts.targets, samples)
     model = run.task.model.cpu().eval()
     gates = read_gates(model, parts.places, sample, film=directory.read_film())
     of_task = None if run.task.regions is None else run.task.regions.cpu().numpy()
@@ -91,7 +94,9 @@ def read_run(
         places=parts.places,
         gates=gates,
         regions=None if regions is None else regions.ravel(),
-        error_maps=maps,
+        error_maps=measured.maps,
+        examples=measured.examples,
+        breakdowns=measured.breakdowns,
         filters=parts.filters,
         command=repeating_command(environment),
         recipe={key: value for key, value in plain.items() if key != "experiment"},
@@ -126,24 +131,67 @@ def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, 
     return None if sums is None else sums.values(), both, first
 
 
-def measure_errors(
-    batches: Iterable[tuple[Tensor, Tensor]], places: Places | None, targets: Sequence[tuple[str, str]]
-) -> tuple[ErrorMap, ...]:
-    """The root mean squared error of each target at each pixel over all samples."""
-    squared, counts = torch.zeros(0), torch.zeros(0)
+@dataclass(frozen=True)
+class Measured:
+    """What the samples of a split tell of a run; nothing where its targets are no fields."""
+
+    maps: tuple[ErrorMap, ...] = ()  # root mean squared error of each target at each pixel
+    examples: tuple[Example, ...] = ()
+    breakdowns: tuple[Breakdown, ...] = ()  # errors by month and hour
+
+
+def measure(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    places: Places | None,
+    targets: Sequence[tuple[str, str]],
+    samples: BatchedSamples,
+) -> Measured:
+    """Compares predictions with truths, all samples of a split in order."""
+    squared, counts, weights = torch.zeros(0), torch.zeros(0), torch.ones(1)
+    means, names, shown, examples, num_seen = list[Tensor](), targets, set[int](), list[Example](), 0
     for prediction, truth in batches:
         grid = tuple(truth.shape[2:])
         if prediction.shape != truth.shape or not 1 <= len(grid) <= 3 or not truth.is_floating_point():
-            return ()
+            return Measured()
         if places is not None and places.num_pixels != int(np.prod(grid)):
-            return ()
+            return Measured()
         error = (prediction.double() - truth.double()).square().cpu().flatten(2)
-        known = (~error.isnan()).sum(dim=0)
-        total = error.nan_to_num(0.0).sum(dim=0)
-        squared, counts = (squared + total, counts + known) if squared.numel() else (total, known)
-    roots = (squared / counts).sqrt().numpy()
-    names = list(targets) if len(targets) == len(roots) else [(f"target {number}", "") for number in range(len(roots))]
-    return tuple(ErrorMap(f"{name}, RMSE", units, root) for (name, units), root in zip(names, roots, strict=True))
+        known, error = ~error.isnan(), error.nan_to_num(0.0)
+        if not squared.numel():
+            shown = shown_samples(samples.num_in_time, error.shape[2])
+            squared, counts = error[0] * 0, error[0] * 0
+            if places is not None and places.areas is not None:
+                weights = torch.from_numpy(places.areas.flatten())
+            names = targets if len(targets) == len(squared) else [(f"target {k}", "") for k in range(len(squared))]
+        squared, counts = squared + error.sum(dim=0), counts + known.sum(dim=0)
+        means.append((error * weights).sum(2) / (known * weights).sum(2))
+        for number in sorted(shown & set(range(num_seen, num_seen + len(truth)))):
+            name, input_name, field = samples.shown(number)
+            both = (each[number - num_seen, 0].cpu().numpy() for each in (truth, prediction))
+            examples.append(Example(name, names[0][1], (input_name, names[0][1], field.numpy()), *both))
+        num_seen += len(truth)
+    maps = tuple(
+        ErrorMap(f"{name}, RMSE", units, root)
+        for (name, units), root in zip(names, (squared / counts).sqrt().numpy(), strict=True)
+    )
+    return Measured(maps, tuple(examples), _by_time(torch.cat(means).numpy(), samples.times, names))
+
+
+def _by_time(means: np.ndarray, times: np.ndarray | None, names: Sequence[tuple[str, str]]) -> tuple[Breakdown, ...]:
+    """Errors by month and hour, where there are several, from mean squared errors of samples `(N, K)`."""
+    if times is None:
+        return ()
+    months, hours = (times.astype(f"datetime64[{unit}]").astype(int) for unit in "Mh")
+    found = []
+    for by, values in (("month", months % 12 + 1), ("hour", hours % 24)):
+        steps = np.unique(values)
+        roots = np.sqrt([means[values == step].mean(axis=0) for step in steps])
+        found += [
+            Breakdown(f"{name}, RMSE by {by}", by, tuple(steps.tolist()), {"this run": of_one.tolist()}, f" {unit}")
+            for (name, unit), of_one in zip(names, roots.T, strict=True)
+            if len(steps) > 1
+        ]
+    return tuple(found)
 
 
 def _score_sheet(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -42,6 +43,17 @@ class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         input, target = self.__getitems__([index])
         return input[0], target[0]
+
+    times: np.ndarray | None = None  # when the target of each sample is valid
+
+    @property
+    def num_in_time(self) -> int:
+        """So many of the first samples follow each other in time."""
+        return len(self)
+
+    def shown(self, index: int) -> tuple[str, str, Tensor]:
+        """The name of a sample, and of an input in the units of its first target, with its values."""
+        return f"sample {index}", "the field before", self[index][0][0]
 
     @staticmethod
     def collate(batch: Any) -> tuple[Tensor, Tensor]:

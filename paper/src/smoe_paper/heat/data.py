@@ -124,6 +124,13 @@ class HeatPairs(BatchedSamples):
     def __len__(self) -> int:
         return self._num_pairs
 
+    @property
+    def num_in_time(self) -> int:
+        return self.num_steps
+
+    def shown(self, index: int) -> tuple[str, str, Tensor]:
+        return f"run {index // self.num_steps}, step {index % self.num_steps}", "the step before", self[index][0][0]
+
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The inputs and the targets of a batch, `(B, 1, *grid)` each, copies of the frames."""
         if len(indices) and not 0 <= min(indices) <= max(indices) < self._num_pairs:

@@ -181,7 +181,7 @@ class WeatherSamples(BatchedSamples):
             starts = starts[starts.astype(np.int64) % start_every_hours == 0]
         for offset in (*(-hours for hours in context_hours), lead_hours):
             starts = starts[np.isin(starts + offset * _HOUR, usable, assume_unique=True)]
-        self.init_times = starts
+        self.init_times, self.times = starts, starts + lead_hours * _HOUR
         if not len(starts):
             raise DataError(
                 f"the years {years[0]} to {years[1]} hold no sample with a context of {max(context_hours)} h and a "
@@ -201,6 +201,13 @@ class WeatherSamples(BatchedSamples):
 
     def __len__(self) -> int:
         return len(self.init_times)
+
+    def shown(self, index: int) -> tuple[str, str, Tensor]:
+        """Names a sample by its valid time, and shows the target's field at the start."""
+        row, target = self._rows(self.init_times[index]), self.targets[:1]
+        field = self.store.fields[row][self.store.channel_indices(target)].astype(np.float64)
+        name = f"{target[0]} at {self.init_times[index] + self.lead_hours * _HOUR}:00"
+        return name, f"{self.lead_hours} h before", torch.from_numpy(self.store.to_physical(target, field)[0])
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns the inputs `(B, num_input_channels, H, W)` and the targets `(B, len(targets), H, W)`."""
