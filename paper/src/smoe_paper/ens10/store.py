@@ -127,7 +127,8 @@ class EnsembleSamples(BatchedSamples):
         return len(self._rows)
 
     def shown(self, index: int) -> tuple[str, str, Tensor]:
-        return f"{self.store.task} at {self.store.valid_times[self._rows[index]]}", "mean of the ensemble", self[index][1][1]
+        time = self.store.valid_times[self._rows[index]]
+        return f"{self.store.task} at {time}", "mean of the ensemble", self[index][1][1]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns the inputs `(B, C, H, W)` and the targets `(B, 3 or 4, H, W)`."""
