@@ -67,7 +67,7 @@ def test_a_shuffled_choice_keeps_the_shares() -> None:
     net = shuffled(lesson, taught)
     for before, after in zip(taught.convs, net.convs, strict=True):  # type: ignore[arg-type]
         chosen = before.routing().indices.flatten(1) % 2
-        assert torch.equal(chosen.sum(dim=1), after.conv.chosen.flatten(1).sum(dim=1))
+        assert torch.equal(chosen.sum(dim=1), after[0].chosen.flatten(1).sum(dim=1))
 
 
 def test_a_converted_network_starts_as_the_trained_one() -> None:

@@ -41,13 +41,7 @@ from smoe.rules import Damping, Frozen, RoutingClassification, Rule, StraightThr
 
 
 def resolve_default_rule(rule: Rule | str | None, gate: SpatialGate | None, order: Order | None) -> Rule:
-    """The rule given, or the default one for a gate, or for an order of experts.
-
-    Args:
-        rule: A rule, its short form, or None.
-        gate: Gate of the layer; None if it is yet to be made.
-        order: Order asked for; None for any.
-    """
+    """The rule given, or the default one for a gate, or for an order if the gate is yet to be made."""
     if not (gate is None or isinstance(gate, SpatialGate)):
         raise TypeError(f"gate must be a gate such as smoe.FactorisedGate(...), got {type(gate).__name__}")
     if rule is not None:
@@ -100,19 +94,8 @@ def resolve_gate(
     return gate
 
 
-def default_bias(gate: SpatialGate, *, is_default_rule: bool) -> BiasOwner | bool:
-    """The owner of the bias: the expert in families and by default, so that the routing decides offsets too."""
-    return "expert" if gate.order == "families" or is_default_rule else False
-
-
 def local_affine(input: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """`offset + scale * input`; gradients reach all three.
-
-    Args:
-        input: `(B, ...)`.
-        scale: `(...)`, for all samples.
-        offset: `(...)`.
-    """
+    """`offset + scale * input` for `(B, ...)`, scale and offset `(...)` for all samples; gradients reach all three."""
     if torch.is_grad_enabled() and not is_observed() and library_for(input, scale, offset) is not None:
         return _LocalAffine.apply(input, scale, offset)  # type: ignore[return-value]
     return torch.addcmul(offset, input, scale)
@@ -191,13 +174,6 @@ class InputMean(Memory):
     What distinguishes the filters of a family works on the difference from the mean, so that candidates and their
     gradients are compared without it, however large it is. What they have in common learns as a convolution does. With
     filters that were copied or loaded, this holds for what changes in them: the output stays as it was.
-
-    Args:
-        num_inputs: C.
-        num_families: E.
-        num_experts: X.
-        expert_channels: F.
-        device: Device of the buffers.
     """
 
     mean: torch.Tensor
@@ -312,18 +288,10 @@ def as_bank(
     if local_affine is None:
         local_affine = isinstance(resolve_default_rule(rule, gate, None), StraightThrough)
     options: BankOptions = {"gate": gate, "embedding": embedding, "bias": bias, "rule": rule}
+    options |= {"local_affine": local_affine, "device": device, "dtype": dtype}
     if gate is None and rule is not None:
         options["order"] = "families"
-    return (
-        num_candidates * out_channels,
-        out_channels,
-        {
-            **options,
-            "local_affine": local_affine,
-            "device": device,
-            "dtype": dtype,
-        },
-    )
+    return num_candidates * out_channels, out_channels, options
 
 
 class FilterBank(RoutedLayer):
@@ -355,25 +323,9 @@ class FilterBank(RoutedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Initialises the layer.
+        """Initialises the layer, by the arguments of `SpatialMoE2d.from_experts`.
 
-        Args:
-            in_channels: Number of channels that a filter meets.
-            num_experts: X, the number of experts in the bank.
-            num_selected: E, the number of experts selected at each pixel.
-            kernel: Sizes of the filters; empty if they have one tap.
-            spatial_shape: Sizes of the output grid.
-            expert_channels: As for `SpatialMoE2d.from_experts`, like all arguments below.
-            gate: Gate that selects the experts; without one, it is made for `spatial_shape`.
-            embedding: Embedding of the pixels that the default gate is made of.
-            bias: Owner of the bias.
-            local_affine: A learned scale and offset for each output channel and pixel.
-            weighted: Multiply the experts' outputs by their scores.
-            order: Order of the output channels.
-            rule: How the gate learns.
-            damping: Damping of the error of wrongly selected experts.
-            device: Device of the weights.
-            dtype: Dtype of the weights.
+        `in_channels` are those that a filter meets; `kernel` has the sizes of the filters, none if they have one tap.
         """
         check_positive(in_channels=in_channels, num_experts=num_experts)
         if not isinstance(num_selected, Integral):
@@ -388,7 +340,8 @@ class FilterBank(RoutedLayer):
         self.weight = nn.Parameter(
             torch.empty(num_experts * expert_channels, in_channels, *kernel, device=device, dtype=dtype)
         )
-        bias = default_bias(gate, is_default_rule=is_default_rule) if bias is None else bias
+        if bias is None:
+            bias = "expert" if gate.order == "families" or is_default_rule else False
         if bias not in (True, False, *BIAS_OWNERS):
             raise ValueError(f"bias must be True, False, {' or '.join(map(repr, BIAS_OWNERS))}, got {bias!r}")
         self._bias_owner: BiasOwner | None = "expert" if bias is True else bias or None

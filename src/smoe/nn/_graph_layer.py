@@ -102,14 +102,9 @@ class GraphMoE(FilterBank):
     def from_experts(
         cls, in_channels: int, num_experts: int, num_selected: int, **options: Unpack[GraphBankOptions]
     ) -> Self:
-        """The layer in the paper's terms, with X experts of which E are selected at each node.
+        """The layer in the paper's terms, as `SpatialMoE2d.from_experts`, with X experts of which each node selects E.
 
-        Args:
-            in_channels: C, the number of features of a node.
-            num_experts: X, the number of experts in the bank.
-            num_selected: E, the number of experts selected at each node.
-            **options: `num_nodes`, `aggregation`, `edge_dim`, `root`, `coordinates` and `fixed_graph` as for the layer,
-                and the options of `SpatialMoE2d.from_experts`.
+        `num_nodes`, `aggregation`, `edge_dim`, `root`, `coordinates` and `fixed_graph` are as for the layer.
         """
         layer = cls.__new__(cls)
         layer._init_graph(in_channels, num_experts, num_selected, **options)

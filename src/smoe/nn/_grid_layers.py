@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank
+from smoe.nn._filter_bank import BankOptions, FilterBank, LayerOptions, as_bank
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import PixelEmbedding
 from smoe.nn._routed_layer import (
@@ -208,11 +208,7 @@ class GridMoE(FilterBank):
         conv: _ConvNd | GridConv2d,
         *,
         spatial_shape: int | tuple[int, ...] | None = None,
-        num_candidates: int = 2,
-        gate: SpatialGate | None = None,
-        embedding: PixelEmbedding | None = None,
-        rule: Rule | str | None = None,
-        local_affine: bool | None = None,
+        **options: Unpack[LayerOptions],
     ) -> Self:
         """A layer that computes what the convolution computes: the candidates of a channel start as its filter.
 
@@ -221,37 +217,24 @@ class GridMoE(FilterBank):
         Args:
             conv: Convolution, transposed or not; it is not changed.
             spatial_shape: Sizes of its output grid.
-            num_candidates: As for the layer, like all arguments below.
-            gate: Gate with families of candidates.
-            embedding: Embedding of the pixels, shared with other layers of the grid.
-            rule: How the gate learns; None for straight-through.
-            local_affine: A learned scale and offset for each output channel and pixel.
+            **options: `num_candidates`, `gate`, `embedding`, `rule` and `local_affine` as for the layer.
         """
         num_axes = len(cls._axes)
         if not isinstance(conv, (_ConvNd, GridConv2d)) or conv.weight.ndim != num_axes + 2:
             raise TypeError(f"{cls.__name__}.from_conv takes an nn.Conv{num_axes}d, got a {type(conv).__name__}")
-        filters = conv_filters(conv)
+        filters, gate = conv_filters(conv), options.get("gate")
         if len(filters) > 1 and gate is not None and gate.order != "families":
             raise ValueError(
                 "from_conv keeps the channels of a convolution by families of candidates, but the "
                 f"{type(gate).__name__} has the order {gate.order!r}: give a gate with order='families'"
             )
-        num_experts, num_selected, options = as_bank(
-            len(filters),
-            num_candidates=num_candidates,
-            bias=conv.bias is not None,
-            gate=gate,
-            embedding=embedding,
-            rule=rule,
-            local_affine=local_affine,
-            device=filters.device,
-            dtype=filters.dtype,
-        )
+        of_conv: LayerOptions = {"bias": conv.bias is not None, "device": filters.device, "dtype": filters.dtype}
+        num_experts, num_selected, bank = as_bank(len(filters), **{**options, **of_conv})
         layer = cls.from_experts(
             *(conv_channels(conv), num_experts, num_selected, conv.kernel_size),
             spatial_shape=spatial_shape,
             **conv_arguments(conv),
-            **options,
+            **bank,
         )
         fill_families(layer, filters, conv.bias)
         layer.weight.requires_grad_(conv.weight.requires_grad)

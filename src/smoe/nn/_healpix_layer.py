@@ -79,15 +79,9 @@ class HEALPixMoE(FilterBank):
         kernel_size: int = 3,
         **options: Unpack[SphereBankOptions],
     ) -> Self:
-        """The layer in the paper's terms, with X experts of which E are selected at each pixel.
+        """The layer in the paper's terms, as `SpatialMoE2d.from_experts`, with X experts of which each pixel selects E.
 
-        Args:
-            in_channels: C, the number of channels of the input.
-            num_experts: X, the number of experts in the bank.
-            num_selected: E, the number of experts selected at each pixel.
-            kernel_size: Odd size of the filters.
-            **options: `nside`, `pixel_order` and `coordinates` as for the layer, and the options of
-                `SpatialMoE2d.from_experts`.
+        `nside`, `pixel_order` and `coordinates` are as for the layer.
         """
         layer = cls.__new__(cls)
         layer._init_sphere(in_channels, num_experts, num_selected, kernel_size, **options)

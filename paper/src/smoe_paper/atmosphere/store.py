@@ -196,26 +196,3 @@ def write_store(
             yield writer
     except Timeout:
         raise DataError(f"another process is preparing {output}: wait for it, or stop it") from None
-
-
-class Moments:
-    """Count, mean and sum of squared deviations over the first axis of all pieces; NaNs do not count."""
-
-    def __init__(self) -> None:
-        self.count, self.mean, self.squares = np.zeros(()), np.zeros(()), np.zeros(())
-
-    def add(self, piece: np.ndarray) -> None:
-        is_there = ~np.isnan(piece)
-        count = is_there.sum(axis=0)
-        mean = np.where(is_there, piece, 0.0).sum(axis=0, dtype=np.float64) / np.maximum(count, 1)
-        squares = np.where(is_there, np.square(piece - mean), 0.0).sum(axis=0)
-        # Chan's update: a plain sum of squares would lose the digits in which geopotential varies.
-        total, distance = np.maximum(self.count + count, 1), mean - self.mean
-        self.squares = self.squares + squares + np.square(distance) * self.count * count / total
-        self.mean = self.mean + distance * count / total
-        self.count = self.count + count
-
-    @property
-    def std(self) -> np.ndarray:
-        """Population standard deviation; 0 without values."""
-        return np.sqrt(self.squares / np.maximum(self.count, 1))

@@ -103,18 +103,9 @@ class PlainNet(nn.Module):
         return input + output if self.adds_input else output
 
 
-class LocalAffine(nn.Module):
+def local_affine(conv: nn.Module, out_channels: int) -> nn.Module:
     """A convolution with a learned scale and offset for each channel and pixel."""
-
-    def __init__(self, conv: nn.Module, out_channels: int) -> None:
-        super().__init__()
-        self.conv = conv
-        self.scale = nn.Parameter(torch.ones(out_channels, *GRID))
-        self.offset = nn.Parameter(torch.zeros(out_channels, *GRID))
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The convolution's output, scaled and shifted."""
-        return self.conv(input) * self.scale + self.offset
+    return nn.Sequential(conv, smoe.LocalAffine(out_channels, GRID))
 
 
 class WithChannels(nn.Module):
@@ -189,7 +180,7 @@ def _low_rank(conv: nn.Conv2d, number: int) -> nn.Module:
 def _at_random(conv: nn.Conv2d, number: int) -> nn.Module:
     del number
     chosen = torch.randint(NUM_CANDIDATES, (conv.out_channels, *GRID))
-    return LocalAffine(Candidates(conv, chosen), conv.out_channels)
+    return local_affine(Candidates(conv, chosen), conv.out_channels)
 
 
 def oracle(lesson: Lesson) -> nn.Module:
@@ -213,7 +204,7 @@ def shuffled(lesson: Lesson, taught: nn.Module) -> nn.Module:
         experts = layer.routing().indices.reshape(-1, math.prod(GRID)).long()
         num_candidates = layer.gate.num_experts // len(experts)
         maps.append((experts % num_candidates)[:, order].view(-1, *GRID))
-    make = replaced(lambda conv, number: LocalAffine(Candidates(conv, maps[number]), conv.out_channels))
+    make = replaced(lambda conv, number: local_affine(Candidates(conv, maps[number]), conv.out_channels))
     return make(lesson)
 
 
@@ -241,7 +232,7 @@ def equal_time(lesson: Lesson) -> nn.Module:
 STUDENTS: dict[str, Callable[[Lesson], nn.Module]] = {
     "convolution": PlainNet,
     "convolution, equal time": equal_time,
-    "convolution, local affine": replaced(lambda conv, _: LocalAffine(conv, conv.out_channels)),
+    "convolution, local affine": replaced(lambda conv, _: local_affine(conv, conv.out_channels)),
     "CoordConv": replaced(lambda conv, _: WithChannels(conv, _coordinates(), is_learned=False)),
     "learned channels": replaced(lambda conv, _: WithChannels(conv, torch.zeros(4, *GRID), is_learned=True)),
     "LRLCN": replaced(_low_rank),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded import FieldMoments
 from smoe_paper.atmosphere.fields import describe_years, years_of
-from smoe_paper.atmosphere.store import DTYPE, Moments, StoreWriter, write_store
+from smoe_paper.atmosphere.store import DTYPE, StoreWriter, write_store
 from smoe_paper.ens10.source import LEAD, DatedFields, EnsembleSource, open_efi, open_truth
 from smoe_paper.ens10.store import EnsembleStore, Plan
 
@@ -117,10 +118,11 @@ def _normalisation(plan: Plan, valid: np.ndarray, statistics: np.ndarray, progre
     rows, maps = np.flatnonzero((years >= first) & (years <= last)), np.empty(plan.shapes["normalisation"], DTYPE)
     progress.begin(maps.shape[1], 0)
     for channel in range(maps.shape[1]):
-        moments = Moments()
+        moments = FieldMoments((1, *maps.shape[2:]))
         for place in range(0, len(rows), _FIELDS_PER_PIECE):
-            moments.add(statistics[rows[place : place + _FIELDS_PER_PIECE], channel].astype(np.float64))
-        maps[0, channel], maps[1, channel] = moments.mean, moments.std
+            moments.add(statistics[rows[place : place + _FIELDS_PER_PIECE], channel, None])
+        # A point without values, such as sea surface temperature over land, has the mean and the deviation 0.
+        maps[:, channel] = np.nan_to_num([part[0] for part in moments.by_pixel()])
         progress.advance(f"normalisation {channel}")
     return maps
 

@@ -24,7 +24,6 @@ class Domain:
     coordinates: np.ndarray  # of the nodes, `(N, 3)`, float64
     spatial_shape: tuple[int, ...]  # grid of the nodes; `(N,)` if there is none
     full_degree: int | None = None  # neighbours of an inner node on a grid, beyond whose border is 0; None on a mesh
-    triangles: np.ndarray | None = None  # corners of the triangles of a surface, `(T, 3)`
 
     @property
     def num_nodes(self) -> int:
@@ -127,7 +126,7 @@ def _surface(name: str, points: np.ndarray, triangles: np.ndarray) -> Domain:
     sides = np.concatenate([triangles[:, [0, 1]], triangles[:, [1, 2]], triangles[:, [2, 0]]])
     both = np.concatenate([sides, sides[:, ::-1]])
     edges = np.unique(both, axis=0).T
-    return Domain(name, np.ascontiguousarray(edges), points, (len(points),), triangles=triangles)
+    return Domain(name, np.ascontiguousarray(edges), points, (len(points),))
 
 
 def grow_regions(domain: Domain, num_types: int, seed: int = 42) -> np.ndarray:

@@ -12,9 +12,9 @@ import numpy as np
 import xarray as xr
 
 from smoe.errors import DataError
-from smoe.gridded import damage_as_data_error
+from smoe.gridded import FieldMoments, damage_as_data_error
 from smoe_paper.atmosphere.fields import Grid, describe_years
-from smoe_paper.atmosphere.store import DTYPE, Moments, write_store
+from smoe_paper.atmosphere.store import DTYPE, write_store
 from smoe_paper.atmosphere.variables import VARIABLES, check_plausible, parse_channel
 from smoe_paper.weather.archive import LATE_START, Archive
 from smoe_paper.weather.store import (
@@ -165,14 +165,16 @@ def _place(is_there: np.ndarray, array: xr.DataArray) -> str:
 def _compute_statistics(
     archive: Archive, wanted: Preparation, steps_of: dict[int, np.ndarray], progress: ProgressBar
 ) -> tuple[list[float], list[float]]:
-    moments = {channel: Moments() for channel in wanted.channels}
+    moments = {channel: FieldMoments((1, *archive.grid.shape)) for channel in wanted.channels}
     blocks = list(_blocks(archive.grid, wanted, steps_of, wanted.statistics_years))
     open_year = functools.lru_cache(maxsize=1)(functools.partial(archive.open, channels=wanted.channels))
     progress.begin(len(blocks), 0)
     for year, block in blocks:
         for channel, moment in moments.items():
-            moment.add(transform(channel, _read(open_year(year), channel, block, wanted.on_nan)).ravel())
+            moment.add(transform(channel, _read(open_year(year), channel, block, wanted.on_nan))[:, None])
         progress.advance(f"statistics {block[0]}")
     # The mean of precipitation is 0, so that no rain stays 0.
-    means = [0.0 if channel == PRECIPITATION else float(moment.mean) for channel, moment in moments.items()]
-    return means, [float(moment.std) for moment in moments.values()]
+    found = {channel: [float(each[0]) for each in moment.by_channel()] for channel, moment in moments.items()}
+    return [0.0 if channel == PRECIPITATION else mean for channel, (mean, _) in found.items()], [
+        std for _, std in found.values()
+    ]
