@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 from smoe.nn import _gate as banded
+from smoe.nn._sharding import _units
 from smoe_paper.baselines.layers import ConvGate, LinearGate
 from smoe_paper.baselines.routing_losses import ScoreGate, auxiliary_loss
 
@@ -121,10 +122,12 @@ CASES = {
 }
 
 
-def shard_children(net: nn.Module) -> nn.Module:
-    """Some units are the user's, and `smoe.nn.shard` makes the rest."""
-    for name in ("0", "1", "3"):
-        fully_shard(net.get_submodule(name))
+def shard_each(net: nn.Module) -> nn.Module:
+    """Each layer is a unit that the user made, unless layers share parameters; the rest is one."""
+    layers = [module for module in net.modules() if isinstance(module, smoe.nn.RoutedLayer)]
+    if len(_units(net)) == len(layers):
+        for layer in layers:
+            fully_shard(layer)
     return smoe.nn.shard(net)
 
 
@@ -132,7 +135,7 @@ WRAPPERS: dict[str, Callable[..., Any]] = {
     "whole": DistributedDataParallel,
     "one unit": fully_shard,
     "layers": smoe.nn.shard,
-    "own units": shard_children,
+    "each layer": shard_each,
 }
 
 
@@ -210,8 +213,6 @@ def check_case(name: str, case: Case, share: slice, folder: Path) -> None:
     """A network trains sharded as whole."""
     start, expected, num_whole = make_net(case).state_dict(), {}, 0
     for wrapper, wrap in WRAPPERS.items():
-        if wrapper == "own units" and "gate" not in name:
-            continue  # layers that share a gate must be one unit
         net = wrap(make_net(case))
         if case.compiled:
             net.compile(backend="aot_eager")
