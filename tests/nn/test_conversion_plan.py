@@ -114,7 +114,7 @@ def test_linear_layers_over_positions_are_converted_where_asked() -> None:
     block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval()
     net = nn.Sequential(block, nn.Flatten(), nn.Linear(40, 3)).eval()
     x = torch.randn(2, 5, 8)
-    with pytest.raises(ValueError, match="the model has none"):
+    with pytest.raises(ValueError, match="the model has none; linear=True converts linear layers over positions"):
         smoe.convert(net, example_input=x)
     plan = plan_conversion(net, example_input=x, linear=True)
     assert [(change.name, change.spatial_shape) for change in plan.changes] == [
@@ -127,6 +127,7 @@ def test_linear_layers_over_positions_are_converted_where_asked() -> None:
         with torch.set_grad_enabled(gradients):
             torch.testing.assert_close(converted(x), net.eval()(x), rtol=1e-5, atol=1e-5)
     layer = converted.get_submodule("0.linear1")
+    assert layer(x).is_contiguous()
     assert isinstance(layer, smoe.nn.TokenMoE) and (layer.in_features, layer.out_features) == (8, 16)
     with pytest.raises(ValueError, match=r"output grid of \(5,\), got an input of \(4,\).* smoe.interpolate_grids"):
         converted(x[:, :4])

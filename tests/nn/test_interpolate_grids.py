@@ -122,6 +122,43 @@ def test_pixels_of_a_border_have_the_experts_of_a_side(kind: str) -> None:
     assert torch.equal(after[..., :5, :], doubled[..., :5, :])
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("kind", ["GCN", "GIN", "sequence"])
+def test_nodes_and_sequences_follow_their_coordinates(kind: str, copies: int) -> None:
+    """The same places in another order, each once or twice: then the same outputs."""
+    torch.manual_seed(0)
+    nodes, index = torch.arange(10), torch.randperm(10).repeat(copies)
+    if kind == "sequence":
+        plain: nn.Module = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+        old, new = (torch.randn(1, 10, 8),), ()
+    else:
+        plain = getattr(pytest.importorskip("torch_geometric.nn.models"), kind)(8, 8, 2)
+        edges = torch.stack([nodes, (nodes + 1) % 10])
+        number = torch.empty(10, dtype=torch.long).index_copy(0, index[:10], nodes)
+        old = (torch.randn(1, 10, 8)[0], edges)
+        new = (torch.cat([number[edges] + 10 * copy for copy in range(copies)], dim=1),)
+    net = smoe.convert(plain.eval(), example_input=old, linear=True)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(std=0.5)
+        expected, example = net(*old)[..., index, :], (old[0][..., index, :], *new)
+        places = torch.randn(10, 2)
+        moved = smoe.interpolate_grids(net, example_input=example, coordinates=(places, places[index]))
+        torch.testing.assert_close(moved(*example), expected)
+
+
+def test_linear_layers_of_images_have_a_grid() -> None:
+    net = smoe.convert(nn.Sequential(nn.Linear(3, 4)), example_input=torch.randn(2, 4, 6, 3), linear=True)
+    new = smoe.interpolate_grids(net, example_input=torch.randn(2, 6, 6, 3))
+    (old_values, values), (old_scale, scale) = (
+        [layer.get_parameter(name) if "scale" in name else layer.get_buffer(name) for layer in (net[0], new[0])]  # type: ignore[index]
+        for name in ("gate.embedding.values", "_affine.scale")
+    )
+    assert is_near(old_values.unflatten(1, (4, 6)), values.unflatten(1, (6, 6))).all()
+    assert old_scale.shape[1:] == (24,) and scale.shape[1:] == (36,)
+    assert new(torch.randn(2, 6, 6, 3)).shape == (2, 6, 6, 4)
+
+
 def test_what_wraps_has_neighbours_beyond_the_border() -> None:
     scores = torch.zeros(2, 2, 4)
     scores[0, 0, 0] = scores[1, 1, 0] = scores[1, :, 3] = 1.0

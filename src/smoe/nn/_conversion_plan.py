@@ -338,8 +338,10 @@ def plan_conversion(
     """
     check_model(model)
     _check_num_experts(num_experts)
-    if not (kernel_size is None or isinstance(kernel_size, (Integral, tuple, list))):
+    sizes = kernel_size if isinstance(kernel_size, (tuple, list)) else (1 if kernel_size is None else kernel_size,)
+    if not all(isinstance(size, Integral) and size > 0 for size in sizes):
         raise ValueError(f"kernel_size must be a number, one for each axis, or None for any, got {kernel_size!r}")
+    check_functions(predicate=predicate)
     if not (names is None or isinstance(names, str)):
         raise ValueError(f"names must be one pattern such as 'blocks.*', got {names!r}: a predicate can take several")
     calls = _find_calls(model, example_input)
@@ -517,9 +519,22 @@ def run_example(
             if isinstance(example, Mapping):
                 return model(**example)
             return model(*example) if isinstance(example, tuple) else model(example)
+    except Exception as error:
+        error.add_note(f"the network was run on example_input, {tree_map(_show, example_input)}")
+        raise
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _show(part: object) -> str:
+    return f"{part.dtype} {tuple(part.shape)}" if isinstance(part, torch.Tensor) else repr(part)
+
+
+def check_functions(**given: object) -> None:
+    for name, function in given.items():
+        if not (function is None or callable(function)):
+            raise TypeError(f"{name} must be a function or None, got {function!r}")
 
 
 def check_model(model: object) -> None:

@@ -19,7 +19,9 @@ from smoe.nn._conversion_plan import (
     Change,
     ConversionPlan,
     ExampleInput,
+    check_functions,
     filters_of,
+    is_linear,
     is_weight_normed,
     make_layer,
     plan_conversion,
@@ -30,7 +32,7 @@ from smoe.nn._conversion_plan import (
 from smoe.nn._filter_bank import FilterBank, default_order, resolve_default_rule
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, TensorGate
-from smoe.nn._grid_layers import GridMoE, fill_families
+from smoe.nn._grid_layers import GridMoE, TokenMoE, fill_families
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.options import BiasOwner, Order
 from smoe.rules import Damping, Rule, StraightThrough
@@ -104,6 +106,7 @@ def convert(
         raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {start!r}")
     if start == "filters" and order not in (None, "families"):
         raise ValueError(f"start='filters' makes a family of each filter: leave order at 'families', got {order!r}")
+    check_functions(make_gate=make_gate, notify=notify)
     plan = plan_conversion(
         model,
         example_input=example_input,
@@ -121,7 +124,11 @@ def convert(
     if not plan.changes:
         num_layers = sum(isinstance(module, RoutedLayer) for module in model.modules())
         found = f"the model has none, but {num_layers} SMoE layers" if num_layers else "the model has none"
-        raise ValueError(f"no convolution can be converted: {plan.reasons or found}")
+        hints = [
+            "kernel_size=None converts kernels of any size" * ("its kernel is " in plan.reasons),
+            "linear=True converts linear layers over positions" * (not linear and any(map(is_linear, model.modules()))),
+        ]
+        raise ValueError("; ".join(filter(None, [f"no convolution can be converted: {plan.reasons or found}", *hints])))
     if start is None:
         start = "filters" if order == "families" and make_gate is None else "random"
     is_factorised = order == "families" and default_order(rule) == "families"
@@ -199,8 +206,11 @@ def load_plain_state_dict(converted: nn.Module, state_dict: Mapping[str, torch.T
         state_dict: State of the plain network.
 
     Raises:
-        ValueError: If a layer is no convolution with families, or a tensor does not fit.
+        TypeError: If the state is no mapping.
+        ValueError: If a layer is no convolution with families.
     """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict must be that of a network, got {state_dict!r}: give torch.load(path)")
     state = dict(state_dict)
     for name, layer in converted.named_modules():
         if not isinstance(layer, RoutedLayer):
@@ -263,6 +273,8 @@ def _check_result(
                 if network is model:
                     new = cast(FilterBank, converted.get_submodule(name))
                     differences.append(_check_layer(name, new, module, args, kwargs, output))
+                elif isinstance(module, TokenMoE):
+                    module.positions = tuple(output.shape[1:-1])
                 size = float("nan") if output.is_meta else float(output.double().norm())
                 sizes[network].append((name, size))
 

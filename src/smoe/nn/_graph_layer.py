@@ -128,8 +128,8 @@ class GraphMoE(FilterBank):
         if edge_dim < 0:
             raise ValueError(f"edge_dim must not be negative, got {edge_dim}")
         check_positive(in_channels=in_channels)
-        if num_nodes is None and options.get("gate") is None:
-            raise ValueError("give num_nodes, the number of nodes of the graph, or a gate")
+        if num_nodes is None and options.get("gate") is None and options.get("embedding") is None:
+            raise ValueError("give num_nodes, the number of nodes of the graph, or a gate or an embedding")
         if num_nodes is not None:
             check_positive(num_nodes=num_nodes)
         spatial_shape = None if num_nodes is None else (num_nodes,)
@@ -269,12 +269,13 @@ class GraphMoE(FilterBank):
         elif x.ndim == 3 and x.shape[1] != N:
             raise ValueError(
                 f"the layer was made for {N} nodes, got {x.shape[1]}; for a part of them give node_id, for another "
-                "mesh a gate by smoe.transfer_gate"
+                "mesh take it there by smoe.interpolate_grids(net, example_input=..., coordinates=(old, new))"
             )
         elif x.ndim == 2 and x.shape[0] % N:
             raise ValueError(
                 f"x has {len(x)} nodes, no multiple of the {N} that the layer was made for; for a part of them give "
-                "node_id, for another mesh a gate by smoe.transfer_gate"
+                "node_id, for another mesh take it there by smoe.interpolate_grids(net, example_input=..., "
+                "coordinates=(old, new))"
             )
 
     def _check_node_id(self, node_id: torch.Tensor, num_given: int) -> None:

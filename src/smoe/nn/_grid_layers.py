@@ -508,6 +508,9 @@ class TokenMoE(SpatialMoE1d):
         torch.Size([8, 197, 256])
     """
 
+    positions: tuple[int, ...] = ()
+    """Rows and columns, if `smoe.convert` saw more than one axis of positions; for `smoe.interpolate_grids`."""
+
     @property
     def in_features(self) -> int:
         return self.in_channels
@@ -531,7 +534,8 @@ class TokenMoE(SpatialMoE1d):
                 f"gate's number of nodes, got shape {tuple(input.shape)}"
             )
         positions = input.shape[1:-1]
-        return super().forward(input.flatten(1, -2).transpose(1, 2)).transpose(1, 2).unflatten(1, positions)
+        output = super().forward(input.flatten(1, -2).transpose(1, 2)).transpose(1, 2)
+        return output.contiguous().unflatten(1, positions)  # as nn.Linear's, of which a network may take a view
 
 
 def check_axes(layer: FilterBank, num_axes: int) -> None:

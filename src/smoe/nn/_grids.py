@@ -31,7 +31,9 @@ from smoe.ops._interpolation import interpolate_grid, most_typical, nearest_plac
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def interpolate_grids(model: Network, *, example_input: ExampleInput) -> Network:
+def interpolate_grids(
+    model: Network, *, example_input: ExampleInput, coordinates: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> Network:
     """A copy of the network for inputs of the example's size, whose layers are taken to their new grids.
 
     Each new pixel has the experts of one of the old pixels around it: of the one whose scores, or pixel embedding,
@@ -40,13 +42,15 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput) -> Network
     so are fields of layers of your own, which take part if they have the attributes `spatial_shape`, `stride` and
     `padding_mode` and a method `resize_grid(grid, resize)`, where `resize(field)` interpolates a parameter
     `(..., *spatial_shape)`. An axis that the layer's padding wraps goes on around, and each face of a HEALPix sphere is
-    by itself; nodes of a graph have no grid, and `smoe.transfer_gate` moves their gates. Layers whose grid is the same
-    are left as they are. Parameters of the copy are new and need an optimiser of their own.
+    by itself. Linear layers of images `(B, rows, columns, C)` have their grid; nodes of a graph and the positions of a
+    sequence have none, and are moved by their coordinates. Layers whose grid is the same are left as they are.
+    Parameters of the copy are new and need an optimiser of their own.
 
     Args:
         model: Network to adapt; it is not changed.
         example_input: Input of the new size. A tuple holds several positional arguments, a dictionary keyword
             arguments.
+        coordinates: Where the nodes or the positions were and are, `(N, D)` and `(M, D)`, as for `transfer_gate`.
 
     Raises:
         TypeError: If the model is no network.
@@ -59,19 +63,25 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput) -> Network
     names: dict[nn.Module, str] = {module: name for name, module in layers}
     # A gate may serve several layers: what it was made for, and for whom.
     made_for: dict[nn.Module, tuple[tuple[int, ...], str]] = {}
+    places = None if coordinates is None else _Places(*coordinates)
+    done: set[nn.Module] = set()
 
     def resize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = show_name(names[module])
-        input = args[0] if args else kwargs["input"]
-        grid = _grid_of(module, input, name)
+        input = args[0] if args else kwargs["x" if isinstance(module, GraphMoE) else "input"]
+        used = places if isinstance(module, (TokenMoE, GraphMoE)) else None
+        grid = _grid_of(module, input, name, used)
         holder = _holder(module)
+        is_first = holder not in made_for
         known = made_for.setdefault(holder, (grid, name))
         if known[0] != grid:
             raise ValueError(
                 f"{known[1]} needs the grid {known[0]} and {name} the grid {grid}, but one field serves both: give "
                 "an example of a size at which they agree, or layers with gates of their own"
             )
-        _resize(module, grid, name)
+        if module not in done:
+            _resize(module, grid, name, used if used is not None and grid == used.grid else None, is_first)
+        done.add(module)
 
     hooks = [module.register_forward_pre_hook(resize, with_kwargs=True) for module in names]
     try:
@@ -98,17 +108,54 @@ def _holder(layer: nn.Module) -> nn.Module:
     return layer.gate.embedding if isinstance(layer.gate, FactorisedGate) else layer.gate
 
 
-def _grid_of(layer: Any, input: torch.Tensor, name: str) -> tuple[int, ...]:
+class _Places:
+    """Coordinates of old and new pixels, `(*grid, D)` and `(*new_grid, D)`, and the old ones near each new one."""
+
+    def __init__(self, old: torch.Tensor, new: torch.Tensor, num_neighbours: int = 4) -> None:
+        if old.shape[-1] != new.shape[-1]:
+            raise ValueError(f"coordinates must have as many components, got {old.shape[-1]} and {new.shape[-1]}")
+        for name, part in (("old", old), ("new", new)):
+            if not bool(part.isfinite().all()):
+                number = int((~part.isfinite()).sum())
+                raise ValueError(f"{name} coordinates must be finite, got {number} values that are not")
+        self.coordinates = new
+        self.old_grid, self.grid = tuple(old.shape[:-1]), tuple(new.shape[:-1])
+        before, after = (part.detach().flatten(0, -2).double().cpu() for part in (old, new))
+        self.distance, self.near = nearest_places(before, after, min(num_neighbours, len(before)))
+
+    def choose(self, numbers: torch.Tensor) -> torch.Tensor:
+        return most_typical(numbers, self.distance, self.near)
+
+    def move(self, gate: SpatialGate, name: str) -> bool:
+        """Gives each new pixel what the gate has near it; False if it has no field."""
+        return _move_choices(gate, self.grid, name, self.choose, lambda part: part.move(self.coordinates))
+
+    def renumber(self, gate: SpatialGate) -> None:
+        """Lets the gate of a graph know the new nodes."""
+        order = gate._modules.get("node_order")
+        if isinstance(order, NodeOrder):
+            order.hashes.zero_()
+            if self.coordinates.ndim == 2:
+                order.note("coordinates", hash_coordinates(self.coordinates))
+
+
+def _grid_of(layer: Any, input: torch.Tensor, name: str, places: _Places | None) -> tuple[int, ...]:
     """The output grid of a layer for an input."""
     if isinstance(layer, HEALPixMoE):
         nside = math.isqrt(input.shape[2:].numel() // 12)
         return (12, nside, nside)
-    if isinstance(layer, (TokenMoE, GraphMoE)):  # on a graph, whose layers refuse what does not fit
-        if isinstance(layer, TokenMoE) and layer.gate.spatial_shape != (input.shape[1:-1].numel(),):
+    if isinstance(layer, (TokenMoE, GraphMoE)):
+        grid, positions = layer.gate.spatial_shape or (), tuple(input.shape[1:-1])
+        if isinstance(layer, TokenMoE) and len(positions) == len(layer.positions) > 1:
+            return positions
+        if places is not None and grid == places.old_grid:
+            return places.grid
+        if isinstance(layer, TokenMoE) and positions and grid != (math.prod(positions),):
             raise ValueError(
-                f"the positions of {name} are no grid to interpolate on: convert the network for its sequence"
+                f"the positions of {name} are no grid to interpolate on: give coordinates=(old, new), or convert the "
+                "network for its sequence"
             )
-        return layer.gate.spatial_shape or ()
+        return grid  # a graph, whose layers refuse what does not fit
     if not isinstance(layer, RoutedLayer):
         return output_grid(input.shape[-2], input.shape[-1], layer.stride)
     has_batch = not isinstance(layer, GridMoE) or input.ndim == layer.weight.ndim
@@ -119,17 +166,27 @@ def _has_grid(layer: Any) -> bool:
     return (layer.gate if isinstance(layer, RoutedLayer) else layer).spatial_shape is not None
 
 
-def _resize(layer: Any, grid: tuple[int, ...], name: str) -> None:
+def _resize(layer: Any, grid: tuple[int, ...], name: str, places: _Places | None, is_first: bool) -> None:
+    """Takes a layer to a grid, or to places; its gate, unless another layer that has the same field was first."""
     # The experts of a `SpatialMoE` are any module: nothing is known of its borders.
     has_borders = isinstance(layer, GridMoE) or not isinstance(layer, RoutedLayer)
     padding_mode = layer.padding_mode if has_borders else "zeros"
     wraps = (padding_mode == "circular",) * (len(grid) - 1) + (padding_mode in ("circular", "longitude"),)
+    # The grid of an image in layers that number its positions.
+    positions = layer.positions if isinstance(layer, TokenMoE) and len(layer.positions) == len(grid) else ()
+    shape = (math.prod(grid),) if positions else grid
 
     def resize(field: torch.Tensor, axes: Sequence[int] | None = None) -> nn.Parameter:
         """The field on the new grid; its last axes are these axes of the grid, all of them by default."""
         axes = range(len(grid)) if axes is None else axes
         sizes, wrapped = tuple(grid[axis] for axis in axes), tuple(wraps[axis] for axis in axes)
-        values = interpolate_grid(_checked(field, name), sizes, wrapped)
+        values = _checked(field, name)
+        if places is not None:
+            values = values[:, places.near[:, 0].to(values.device)]
+        elif positions:
+            values = interpolate_grid(values.unflatten(-1, positions), sizes, wrapped).flatten(-len(grid))
+        else:
+            values = interpolate_grid(values, sizes, wrapped)
         return nn.Parameter(values.to(field.dtype), field.requires_grad)
 
     if not isinstance(layer, RoutedLayer):
@@ -138,22 +195,34 @@ def _resize(layer: Any, grid: tuple[int, ...], name: str) -> None:
         return
     gate, old_grid = layer.gate, layer.gate.spatial_shape
     # A layer that the gate holds is met for itself.
-    if old_grid not in (None, grid) and not any(hasattr(part, "resize_grid") for part in gate.modules()):
+    if any(hasattr(part, "resize_grid") for part in gate.modules()):
+        is_moved = True
+    elif places is not None:
+        is_moved = not is_first or places.move(gate, name)
+        places.renumber(gate)
+    elif old_grid in (None, shape):
+        is_moved = True
+    else:
 
         def choose(numbers: torch.Tensor) -> torch.Tensor:
-            return most_typical(numbers, *pixels_around(old_grid, grid, wraps, numbers.device))
+            return most_typical(numbers, *pixels_around(positions or old_grid, grid, wraps, numbers.device))
 
-        if not _move_choices(gate, grid, name, choose, lambda embedding: embedding.resize(resize, choose)):
-            raise ValueError(
-                f"the {type(gate).__name__} of {name} was made for the grid {old_grid} and cannot be "
-                f"taken to {grid}: its scores are no field"
-            )
+        is_moved = _move_choices(gate, shape, name, choose, lambda embedding: embedding.resize(resize, choose))
+    if not is_moved:
+        raise ValueError(
+            f"the {type(gate).__name__} of {name} was made for the grid {old_grid} and cannot be "
+            f"taken to {grid}: its scores are no field"
+        )
     if isinstance(layer, HEALPixMoE):
         layer._note_nside(grid[-1])
+    if isinstance(layer, GraphMoE):
+        layer.num_nodes = grid[0]
     layer._forget_input()
     affine = layer._affine if isinstance(layer, FilterBank) else None
-    if affine is not None and tuple(affine.scale.shape[1:]) != grid:
+    if affine is not None and (places is not None or tuple(affine.scale.shape[1:]) != shape):
         affine.scale, affine.offset = resize(affine.scale), resize(affine.offset)
+    if isinstance(layer, TokenMoE) and positions:
+        layer.positions = grid
 
 
 def _move_choices(
@@ -224,29 +293,13 @@ def transfer_gate(
         >>> layer = smoe.GraphMoE(16, 4, gate=gate)
     """
     check_positive(num_neighbours=num_neighbours)
-    grid = gate.spatial_shape
-    if grid is None or tuple(old_coordinates.shape[:-1]) != grid:
-        raise ValueError(f"the gate was made for {grid}, but old_coordinates are of {tuple(old_coordinates.shape)}")
-    if old_coordinates.shape[-1] != new_coordinates.shape[-1]:
+    places = _Places(old_coordinates, new_coordinates, num_neighbours)
+    if gate.spatial_shape != places.old_grid:
         raise ValueError(
-            f"coordinates must have as many components, got {old_coordinates.shape[-1]} and {new_coordinates.shape[-1]}"
+            f"the gate was made for {gate.spatial_shape}, but old_coordinates are of {tuple(old_coordinates.shape)}"
         )
-    old, new = (part.detach().flatten(0, -2).double().cpu() for part in (old_coordinates, new_coordinates))
-    for name, part in (("old_coordinates", old), ("new_coordinates", new)):
-        if not bool(part.isfinite().all()):
-            raise ValueError(f"{name} must be finite, got {int((~part.isfinite()).sum())} values that are not")
     copied = copy.deepcopy(gate)
-    distance, near = nearest_places(old, new, min(num_neighbours, len(old)))
-
-    def choose(numbers: torch.Tensor) -> torch.Tensor:
-        return most_typical(numbers, distance, near)
-
-    new_grid = tuple(new_coordinates.shape[:-1])
-    if not _move_choices(copied, new_grid, "the gate", choose, lambda embedding: embedding.move(new_coordinates)):
+    if not places.move(copied, "the gate"):
         raise ValueError(f"a {type(gate).__name__} has no field of scores that could be transferred")
-    order = copied._modules.get("node_order")
-    if isinstance(order, NodeOrder):
-        order.hashes.zero_()
-        if new_coordinates.ndim == 2:
-            order.note("coordinates", hash_coordinates(new_coordinates))
+    places.renumber(copied)
     return copied

@@ -87,7 +87,7 @@ def test_a_transferred_gate_is_accepted_where_the_old_one_is_refused():
     [
         ((5, 2), (3, 2), {}, r"made for \(4,\), but old_coordinates are of \(5, 2\)"),
         ((4, 2), (3, 3), {}, "as many components, got 2 and 3"),
-        ((4, 1), (3, math.nan), {}, "new_coordinates must be finite, got 3 values"),
+        ((4, 1), (3, math.nan), {}, "new coordinates must be finite, got 3 values"),
         ((4, 1), (4, 1), {"num_neighbours": 0}, "num_neighbours must be at least 1, got 0"),
     ],
 )
