@@ -13,14 +13,15 @@
 
 namespace smoe {
 
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kPage = size_t{64} << 10, kHugePage = size_t{2} << 20;
 
 inline size_t round_to_pages(size_t size) {
-    const size_t alignment = size >= kHugePage ? kHugePage : 64;
+    const size_t alignment = size >= kHugePage ? kPage : 64;
     return (size + alignment - 1) / alignment * alignment;
 }
 
-// `size` bytes, a multiple of what round_to_pages() gives; from 2 MB on, in huge pages where there are any.
+// `size` bytes, a multiple of what round_to_pages() gives; from 2 MB on, in huge pages where there are any and they
+// are filled.
 inline void* allocate_pages(size_t size) {
 #if defined(__linux__)
     if (size >= kHugePage) {
@@ -34,7 +35,7 @@ inline void* allocate_pages(size_t size) {
         return begin + before;
     }
 #endif
-    void* data = std::aligned_alloc(size >= kHugePage ? kHugePage : 64, size);
+    void* data = std::aligned_alloc(size >= kHugePage ? kPage : 64, size);
     if (data == nullptr && size > 0) throw std::bad_alloc();
     return data;
 }

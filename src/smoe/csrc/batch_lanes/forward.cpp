@@ -334,12 +334,12 @@ void forward(const smoe_geometry& g, const float* x, const float* weight, const 
                                        rows_per_band(row_size * g.stride, g.output_width, g.threads), read);
     const int64_t tile = pixels_per_tile(g.selected * lanes, bands.list.front().end * g.output_width, g.threads);
 
-    static thread_local Scratch bank_scratch, picture_scratch, tile_scratch, expert_scratch;
+    Scratch scratch;
     const int64_t tile_floats = tile * g.selected * lanes, tile_experts = round_up(tile * g.selected, kLineFloats);
-    bank.data = bank_scratch.floats(bank.floats());
-    float* picture = picture_scratch.floats(bands.slots * row_size);
-    float* tiles = tile_scratch.floats(g.threads * tile_floats);
-    int32_t* tile_indices = static_cast<int32_t*>(expert_scratch.bytes(g.threads * tile_experts * sizeof(int32_t)));
+    bank.data = scratch.floats(bank.floats());
+    float* picture = scratch.floats(bands.slots * row_size);
+    float* tiles = scratch.floats(g.threads * tile_floats);
+    int32_t* tile_indices = static_cast<int32_t*>(scratch.bytes(g.threads * tile_experts * sizeof(int32_t)));
     const int64_t size = g.batch * g.selected * g.output_height * g.output_width * sizeof(float);
 
 #pragma omp parallel for num_threads(g.threads)

@@ -234,12 +234,12 @@ void input_gradient_panels(const smoe_geometry& g, const std::vector<Panel>& pan
                        rows_per_band(ceil_divide(row_slots * lanes, g.stride), g.width, g.threads), read);
     const int64_t tile = pixels_per_tile(g.channels * lanes, bands.list.front().end * g.width, g.threads);
 
-    static thread_local Scratch bank_scratch, gradient_scratch, expert_scratch, tile_scratch;
+    Scratch scratch;
     const int64_t tile_floats = tile * g.channels * lanes;
-    float* bank = bank_scratch.floats(g.kernel_height * g.kernel_width * g.channels * g.experts);
-    float* packed = gradient_scratch.floats(bands.slots * row_slots * lanes);
-    int32_t* experts = static_cast<int32_t*>(expert_scratch.bytes(bands.slots * row_slots * sizeof(int32_t)));
-    float* tiles = tile_scratch.floats(g.threads * tile_floats);
+    float* bank = scratch.floats(g.kernel_height * g.kernel_width * g.channels * g.experts);
+    float* packed = scratch.floats(bands.slots * row_slots * lanes);
+    int32_t* experts = static_cast<int32_t*>(scratch.bytes(bands.slots * row_slots * sizeof(int32_t)));
+    float* tiles = scratch.floats(g.threads * tile_floats);
     const int64_t size = g.batch * g.channels * g.height * g.width * sizeof(float);
 
 #pragma omp parallel for num_threads(g.threads)

@@ -238,12 +238,12 @@ void input_gradient_few(const smoe_geometry& g, const float* gradient, const flo
                                        rows_per_band(ceil_divide(row_size, g.stride), g.width, g.threads), read);
     const int64_t tile = pixels_per_tile(pixel, bands.list.front().end * g.width, g.threads);
 
-    static thread_local Scratch bank_scratch, gradient_scratch, expert_scratch, tile_scratch;
-    float* bank = bank_scratch.floats(taps * g.experts * plan.bank_stride);
-    float* packed = gradient_scratch.floats(bands.slots * row_size);
+    Scratch scratch;
+    float* bank = scratch.floats(taps * g.experts * plan.bank_stride);
+    float* packed = scratch.floats(bands.slots * row_size);
     int32_t* experts =
-        static_cast<int32_t*>(expert_scratch.bytes(bands.slots * g.output_width * g.selected * sizeof(int32_t)));
-    float* tiles = tile_scratch.floats(g.threads * tile * pixel);
+        static_cast<int32_t*>(scratch.bytes(bands.slots * g.output_width * g.selected * sizeof(int32_t)));
+    float* tiles = scratch.floats(g.threads * tile * pixel);
     const int64_t size = g.batch * g.channels * g.height * g.width * sizeof(float);
     const Work work{g, plan, by_rows, by_columns, bank, packed, experts, dx, size >= kStreamBytes};
 

@@ -145,16 +145,16 @@ void weight_gradient(const smoe_geometry& g, const float* x, const float* gradie
     const int64_t pixel_bytes = g.batch * (x_stride + gradient_stride) * sizeof(float);
     const int64_t tile = std::max<int64_t>(1, kPixelsBytes / pixel_bytes);
 
-    static thread_local Scratch x_scratch, gradient_scratch, expert_scratch, slab_scratch;
+    Scratch scratch;
     const Work work{
         g,
         rows,
         x_stride,
         gradient_stride,
-        x_scratch.floats(bands.slots * x_row),
-        gradient_scratch.floats(band_rows * gradient_row),
-        static_cast<int32_t*>(expert_scratch.bytes(band_rows * g.output_width * g.selected * sizeof(int32_t))),
-        slab_scratch.floats(units * g.experts * kBlock)};
+        scratch.floats(bands.slots * x_row),
+        scratch.floats(band_rows * gradient_row),
+        static_cast<int32_t*>(scratch.bytes(band_rows * g.output_width * g.selected * sizeof(int32_t))),
+        scratch.floats(units * g.experts * kBlock)};
 
 #pragma omp parallel num_threads(g.threads)
     {

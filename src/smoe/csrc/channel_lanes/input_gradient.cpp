@@ -174,8 +174,8 @@ class InputGradient {
 
     // Returns false if an index is not one of its family's.
     bool run() {
-        static thread_local Scratch weight_scratch, unit_scratch;
-        packed_weight_ = weight_scratch.floats(blocks_ * g_.experts * taps_ * tap_);
+        Scratch scratch;
+        packed_weight_ = scratch.floats(blocks_ * g_.experts * taps_ * tap_);
 #pragma omp parallel for num_threads(g_.threads) schedule(static)
         for (int64_t expert = 0; expert < g_.experts; ++expert) pack_expert(expert);
 
@@ -185,7 +185,7 @@ class InputGradient {
         const int64_t choice_floats =
             round_up(g_.selected * slot_pitch(rows) * sizeof(Choice) / sizeof(float) + 1, kLanes);
         const int64_t unit_floats = sum_floats + signal_floats + choice_floats;
-        float* units = unit_scratch.floats(g_.threads * unit_floats);
+        float* units = scratch.floats(g_.threads * unit_floats);
         bool is_family = true;
 #pragma omp parallel for num_threads(g_.threads) schedule(dynamic) collapse(2) reduction(&& : is_family)
         for (int64_t sample = 0; sample < g_.batch; ++sample) {

@@ -126,7 +126,6 @@ class Forward {
           weight_(weight),
           bias_(bias),
           y_(y) {
-        static thread_local Scratch inputs, weights, workspace;
         passes_ = cut_passes(geometry, layout_, kRows, kVectors);
         for (const Pass& pass : passes_) {
             steps_.emplace_back();
@@ -137,11 +136,11 @@ class Forward {
         bands_ = cut_bands(geometry, tiling_, tiling_.height * geometry.stride * layout_.row_floats() * sizeof(float));
         int64_t packed_rows = 0;
         for (const Band& band : bands_) packed_rows = std::max(packed_rows, band.samples * band.rows);
-        packed_x_ = inputs.floats(packed_rows * layout_.row_floats());
-        packed_weight_ = weights.floats(layout_.taps_floats());
+        packed_x_ = scratch_.floats(packed_rows * layout_.row_floats());
+        packed_weight_ = scratch_.floats(layout_.taps_floats());
         sums_floats_ = round_up(geometry.selected * tiling_.pixels(), 16);
         workspace_floats_ = kPending * kWidth + 2 * sums_floats_ + round_up(tiling_.pixels(), 16);
-        workspace_ = workspace.floats(geometry.threads * workspace_floats_);
+        workspace_ = scratch_.floats(geometry.threads * workspace_floats_);
     }
 
     void run() {
@@ -265,6 +264,7 @@ class Forward {
         }
     }
 
+    Scratch scratch_;
     const smoe_geometry geometry_;
     const Layout layout_;
     const std::shared_ptr<const Plan> plan_;

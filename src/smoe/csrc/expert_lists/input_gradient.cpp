@@ -175,11 +175,10 @@ class InputGradient {
         find_readers();
         cut_rows();
         workspace_floats_ = kMostSamples * round_up(widest.row_pitch, 16);
-        static thread_local Scratch weights, gradients, experts, workspace;
-        packed_weight_ = weights.floats(layout_.blocks() * geometry.kernel_height * taps_floats_);
-        turned_g_ = gradients.floats(geometry.batch * band_items_);
-        experts_ = static_cast<int32_t*>(experts.bytes(band_items_ * sizeof(int32_t)));
-        workspace_ = workspace.floats(geometry.threads * workspace_floats_);
+        packed_weight_ = scratch_.floats(layout_.blocks() * geometry.kernel_height * taps_floats_);
+        turned_g_ = scratch_.floats(geometry.batch * band_items_);
+        experts_ = static_cast<int32_t*>(scratch_.bytes(band_items_ * sizeof(int32_t)));
+        workspace_ = scratch_.floats(geometry.threads * workspace_floats_);
     }
 
     void run() {
@@ -307,6 +306,7 @@ class InputGradient {
         }
     }
 
+    Scratch scratch_;
     const smoe_geometry geometry_;
     const Layout layout_;
     std::vector<std::vector<Reader>> readers_;  // of each input row

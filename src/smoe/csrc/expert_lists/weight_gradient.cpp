@@ -97,13 +97,12 @@ class WeightGradient {
             listed_pixels = std::max(listed_pixels, band.samples * band.pixels);
             shares_.push_back(share_out_experts(band));
         }
-        static thread_local Scratch inputs, gradients, sums, workspace;
-        packed_x_ = inputs.floats(packed_rows * layout_.row_floats());
-        listed_g_ = gradients.floats(listed_pixels * geometry.selected);
-        packed_dw_ = sums.floats(layout_.taps_floats());
+        packed_x_ = scratch_.floats(packed_rows * layout_.row_floats());
+        listed_g_ = scratch_.floats(listed_pixels * geometry.selected);
+        packed_dw_ = scratch_.floats(layout_.taps_floats());
         ordered_floats_ = round_up(geometry.selected * tiling_.pixels(), 16);
         workspace_floats_ = ordered_floats_ + round_up(tiling_.pixels(), 16);
-        workspace_ = workspace.floats(geometry.threads * workspace_floats_);
+        workspace_ = scratch_.floats(geometry.threads * workspace_floats_);
     }
 
     void run() {
@@ -232,6 +231,7 @@ class WeightGradient {
         }
     }
 
+    Scratch scratch_;
     const smoe_geometry geometry_;
     const Layout layout_;
     const std::shared_ptr<const Plan> plan_;

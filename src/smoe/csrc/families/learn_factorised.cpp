@@ -168,11 +168,10 @@ class Learner {
         channel_floats_ = phases_ * (band_rows_ + halo_) * pitch_;
         input_floats_ = ceil_divide(g_.channels * channel_floats_ + (halo_ + 1) * pitch_ + kTile, 16) * 16;
         number_differences();
-        static thread_local Scratch weights, workspace, sums;
-        weights_ = weights.floats(g_.channels * taps() * static_cast<int64_t>(differences_.size()));
+        weights_ = scratch_.floats(g_.channels * taps() * static_cast<int64_t>(differences_.size()));
         workspace_floats_ = input_floats_ + (g_.selected + rows_ + 2 * a_.rank) * pixels_;
-        workspace_ = workspace.floats(g_.threads * workspace_floats_);
-        band_sums_ = sums.floats(g_.output_depth * parts_ * rows_ * a_.rank);
+        workspace_ = scratch_.floats(g_.threads * workspace_floats_);
+        band_sums_ = scratch_.floats(g_.output_depth * parts_ * rows_ * a_.rank);
     }
 
     // Returns whether all gradients are finite; they are 0 otherwise.
@@ -456,6 +455,7 @@ class Learner {
         return zeros == 0.0f;
     }
 
+    Scratch scratch_;
     const smoe_geometry g_;
     const Arguments a_;
     const int64_t experts_, families_, rows_;  // rows: candidates but the first of each family

@@ -181,19 +181,19 @@ class Forward {
     }
 
     bool run() {
-        static thread_local Scratch mask_scratch, weight_scratch, input_scratch;
+        Scratch scratch;
         if (masks_ == nullptr) {
-            masks_ = static_cast<uint16_t*>(mask_scratch.bytes(blocks_ * plane_ * sizeof(uint16_t)));
+            masks_ = static_cast<uint16_t*>(scratch.bytes(blocks_ * plane_ * sizeof(uint16_t)));
             if (!find_masks()) return false;
         }
-        packed_weight_ = weight_scratch.floats(blocks_ * filter_ * kPair);
+        packed_weight_ = scratch.floats(blocks_ * filter_ * kPair);
 #pragma omp parallel for num_threads(g_.threads) schedule(static)
         for (int64_t block = 0; block < blocks_; ++block) pack_weights(block);
 
         const int64_t rows = rows_per_band(), bands = ceil_divide(g_.output_height, rows);
         const int64_t sum_floats = round_up(rows * g_.output_width + kPixels, kLanes) * kLanes;
         const int64_t unit_floats = round_up(most_packed_rows(rows) * g_.channels * pitch_, kLanes) + sum_floats;
-        float* units = input_scratch.floats(g_.threads * unit_floats);
+        float* units = scratch.floats(g_.threads * unit_floats);
 #pragma omp parallel for num_threads(g_.threads) schedule(dynamic) collapse(2)
         for (int64_t sample = 0; sample < g_.batch; ++sample) {
             for (int64_t band = 0; band < bands; ++band) {

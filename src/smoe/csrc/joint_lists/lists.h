@@ -57,9 +57,8 @@ class Lists {
             ++slots;
         }
         groups_ = (geometry.selected + slots - 1) / slots;
-        static thread_local Scratch items, ends;
-        items_ = static_cast<uint16_t*>(items.bytes(tiling.count() * groups_ * kMostPixels * sizeof(uint16_t)));
-        ends_ = static_cast<uint16_t*>(ends.bytes(tiling.count() * groups_ * kMostLists * sizeof(uint16_t)));
+        items_ = static_cast<uint16_t*>(scratch_.bytes(tiling.count() * groups_ * kMostPixels * sizeof(uint16_t)));
+        ends_ = static_cast<uint16_t*>(scratch_.bytes(tiling.count() * groups_ * kMostLists * sizeof(uint16_t)));
     }
 
     int64_t groups() const { return groups_; }
@@ -135,6 +134,7 @@ class Lists {
         return 0;
     }
 
+    Scratch scratch_;
     const smoe_geometry geometry_;
     const Tiling tiling_;
     int64_t candidates_, lists_, groups_;

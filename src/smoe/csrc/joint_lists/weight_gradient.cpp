@@ -79,11 +79,10 @@ class WeightGradient {
             packed_rows = std::max(packed_rows, band.samples * band.rows);
             listed_pixels = std::max(listed_pixels, band.samples * band.pixels);
         }
-        static thread_local Scratch inputs, gradients, sums, workspace;
-        packed_x_ = inputs.floats(packed_rows * layout_.row_floats());
-        listed_g_ = gradients.floats(listed_pixels * geometry.selected);
-        packed_dw_ = sums.floats(layout_.taps_floats());
-        workspace_ = workspace.floats(geometry.threads * kMostPixels);
+        packed_x_ = scratch_.floats(packed_rows * layout_.row_floats());
+        listed_g_ = scratch_.floats(listed_pixels * geometry.selected);
+        packed_dw_ = scratch_.floats(layout_.taps_floats());
+        workspace_ = scratch_.floats(geometry.threads * kMostPixels);
     }
 
     bool run() {
@@ -194,6 +193,7 @@ class WeightGradient {
         });
     }
 
+    Scratch scratch_;
     const smoe_geometry geometry_;
     const Layout layout_;
     const Tiling tiling_;

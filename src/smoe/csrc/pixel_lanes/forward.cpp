@@ -63,11 +63,11 @@ void add_bias(const smoe_geometry& g, const float* bias, const int32_t* indices,
 
 void forward(const smoe_geometry& geometry, const float* x, const float* weight, const float* bias,
              const int32_t* indices, float* y) {
-    static thread_local Scratch table_scratch, scratch;
+    Scratch scratch;
     const Sweep sweep = input_to_output(geometry);
     const Bands bands(sweep, geometry.threads);
     const int64_t pitch = table_pitch(geometry.experts), taps = sweep.taps();
-    float* tables = table_scratch.floats((taps + 1) * pitch);
+    float* tables = scratch.floats((taps + 1) * pitch);
     fill_tables(weight, geometry.experts, taps, tables);
     std::vector<ExpandForward> expands(bands.threads, ExpandForward{sweep, indices, geometry.experts, tables});
 #if defined(__AVX2__)

@@ -59,14 +59,14 @@ class ExpandInputGradient {
 
 void input_gradient(const smoe_geometry& geometry, const float* g, const float* weight, const int32_t* indices,
                     float* dx) {
-    static thread_local Scratch table_scratch, index_scratch, scratch;
+    Scratch scratch;
     const Sweep sweep = output_to_input(geometry);
     const Bands bands(sweep, geometry.threads);
     const int64_t filter_size = geometry.channels * geometry.kernel_height * geometry.kernel_width;
-    float* tables = table_scratch.floats(filter_size * table_pitch(geometry.experts));
+    float* tables = scratch.floats(filter_size * table_pitch(geometry.experts));
     fill_tables(weight, geometry.experts, filter_size, tables);
     const size_t ring_size = RowRing<int32_t>::size(sweep, 1);
-    int32_t* rings = static_cast<int32_t*>(index_scratch.bytes(bands.threads * ring_size * sizeof(int32_t)));
+    int32_t* rings = static_cast<int32_t*>(scratch.bytes(bands.threads * ring_size * sizeof(int32_t)));
     std::vector<ExpandInputGradient> expands;
     for (int64_t thread = 0; thread < bands.threads; ++thread) {
         expands.emplace_back(sweep, indices, geometry.experts, tables, rings + thread * ring_size);

@@ -185,7 +185,7 @@ void add_one_by_one(const Sweep& sweep, int64_t first_row, int64_t end_row, cons
 }
 
 void weight_gradient(const smoe_geometry& geometry, const float* x, const float* g, const int32_t* indices, float* dw) {
-    static thread_local Scratch scratch;
+    Scratch scratch;
     const Sweep sweep = input_to_output(geometry);
     const Bands bands(sweep);
     const int64_t threads = useful_threads(sweep, std::min(geometry.threads, bands.count));

@@ -20,7 +20,7 @@ bool error_quantile(const float* errors, int64_t batch, int64_t size, double qua
     const QuantileSelector selector(quantile, size);
     std::atomic<bool> has_memory{true};
     const auto select = [&](int64_t sample, int64_t parts) {
-        static thread_local Scratch scratch;
+        Scratch scratch;
         const float* row = errors + sample * size;
         const std::vector<int64_t> starts = even_starts(size, parts);
         const auto value_at = [&](int64_t i) { return row[i]; };

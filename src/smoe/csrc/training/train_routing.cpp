@@ -132,7 +132,7 @@ bool find_thresholds(const Routing& routing, double quantile, double tolerance, 
     const QuantileSelector selector(quantile, size);
     threads = useful_threads(threads, routing.batch * size, routing.batch * size);
     const auto select = [&](int64_t sample, int64_t parts) {
-        static thread_local Scratch scratch;
+        Scratch scratch;
         const std::vector<int64_t> starts = even_starts(size, parts);
         const auto value_at = [&](int64_t choice) { return routing.choice_error_at(sample, choice); };
         const auto visit_part = [&](int64_t part, auto& visit) {
@@ -371,7 +371,7 @@ class ChunkSweep {
 // about the routing: the gradient is zero.
 bool train_routing(const Routing& routing, double quantile, double tolerance, double damping_tolerance, float damping,
                    float* damped, const Gate& gate, int64_t* is_nonfinite, int64_t threads) {
-    static thread_local Scratch scratch;
+    Scratch scratch;
     std::atomic<bool> found_nonfinite{false};
     std::vector<Threshold> thresholds(routing.batch);
     if (!find_thresholds(routing, quantile, tolerance, damping_tolerance, threads, thresholds, found_nonfinite)) {
