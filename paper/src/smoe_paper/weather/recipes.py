@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -275,63 +275,38 @@ _ROUTING = [
 ]
 
 
-# A network with the SMoE layers that were the library's default when it was trained, written out, so that a stored
-# run keeps its meaning when the default changes.
-DEFAULT_MODEL: dict[str, Any] = {"gate": "factorised", "gate_init": "kaiming", "order": "families", "bias": "expert"}
-
-
-def _with_model(model: WeatherModel, rule: Rule = _FROZEN, **changes: Any) -> WeatherRecipe:
-    return replace(WEATHER_RECIPES["weather/smoe"], model=model, rule=rule, **changes)
-
-
-_LEARNED = StraightThrough(temperature=1.0, share=0.25, noise=1.25, warm_up=100)
-_AFFINE = SpatialMoEResNetModel(**DEFAULT_MODEL, local_affine=True)
-_DEFAULTS = [
-    ("R&T ResNet", WEATHER_RECIPES["weather/rt"]),
-    ("R&T, 2x wide", WEATHER_RECIPES["weather/rt-wide"]),
-    ("R&T, 8 learned input channels", _with_model(LocatedResNetModel(learned_channels=8))),
-    ("R&T, local affine", _with_model(LocatedResNetModel(local_affine=True))),
-    ("LRLCN", WEATHER_RECIPES["weather/lrlcn"]),
-    ("LRLCN, table", _with_model(LowRankLocalResNetModel(combiner="table"))),
-    ("SMoE, defaults", _with_model(SpatialMoEResNetModel(**DEFAULT_MODEL), _LEARNED)),
-    (
-        "SMoE, defaults, gate frozen at a smooth start",
-        _with_model(SpatialMoEResNetModel(**{**DEFAULT_MODEL, **_SMOOTH})),
-    ),
-    ("SMoE, defaults and local affine", _with_model(_AFFINE, _LEARNED)),
-]
+# Layers with the library's default arguments, written out, so that a stored run keeps its meaning when these change.
+_DEFAULT = SpatialMoEResNetModel(
+    gate="factorised", gate_init="kaiming", order="families", bias="expert", local_affine=True
+)
 # Every network at several peak rates of one cosine: a comparison at one rate is one of rates.
-_AT_RATES: dict[str, tuple[WeatherModel, Rule]] = {
-    "R&T ResNet": (ResNetModel(), _FROZEN),
-    "R&T, 2x wide": (ResNetModel(filters=256), _FROZEN),
-    "R&T, 8 learned input channels": (LocatedResNetModel(learned_channels=8), _FROZEN),
-    "R&T, local affine": (LocatedResNetModel(local_affine=True), _FROZEN),
-    "LRLCN": (LowRankLocalResNetModel(), _FROZEN),
-    "LRLCN, table": (LowRankLocalResNetModel(combiner="table"), _FROZEN),
-    "ViT 2 x 2": (WeatherViTModel(), _FROZEN),
-    "ViT 2 x 2, no positions": (WeatherViTModel(positions=False), _FROZEN),
-    "SMoE, defaults": (_AFFINE, StraightThrough()),
-    "SMoE, defaults, gate frozen at a smooth start": (replace(_AFFINE, gate_init="smooth"), _FROZEN),
+_RATES, _VIT_RATES = (6e-3, 12e-3, 24e-3), (1e-3, 3e-3, 6e-3)
+_AT_RATES: dict[str, tuple[WeatherModel, Rule, tuple[float, ...]]] = {
+    "R&T ResNet": (ResNetModel(), _FROZEN, _RATES),
+    "R&T, 2x wide": (ResNetModel(filters=256), _FROZEN, _RATES),
+    "R&T, 8 learned input channels": (LocatedResNetModel(learned_channels=8), _FROZEN, _RATES),
+    "R&T, local affine": (LocatedResNetModel(local_affine=True), _FROZEN, _RATES),
+    "LRLCN": (LowRankLocalResNetModel(), _FROZEN, _RATES),
+    "LRLCN, table": (LowRankLocalResNetModel(combiner="table"), _FROZEN, _RATES),
+    "ViT 2 x 2": (WeatherViTModel(), _FROZEN, _VIT_RATES),
+    "ViT 2 x 2, no positions": (WeatherViTModel(positions=False), _FROZEN, _VIT_RATES),
+    "SMoE, defaults": (_DEFAULT, StraightThrough(), _RATES),
+    "SMoE, defaults, gate frozen at a smooth start": (replace(_DEFAULT, gate_init="smooth"), _FROZEN, _RATES),
 }
 _GIVEN_CLIMATOLOGY = ("R&T ResNet", "R&T, local affine", "ViT 2 x 2", "SMoE, defaults")
 
 
-def _at_rate(label: str, rate: float, **data: Any) -> WeatherRecipe:
+def _at_rates(labels: Iterable[str], suffix: str = "", **data: Any) -> Iterator[tuple[str, WeatherRecipe]]:
+    recipe = WEATHER_RECIPES["weather/smoe"]
     training = replace(SMOE_TRAINING, schedule="cosine", warmup_epochs=1, max_epochs=4, plateau_patience=None)
-    optimizer = replace(WEATHER_OPTIMIZER, lr=rate)
-    return _with_model(*_AT_RATES[label], training=training, optimizer=optimizer, data=WeatherData(**data))
+    for label in labels:
+        model, rule, rates = _AT_RATES[label]
+        for rate in rates:
+            made = replace(recipe, data=replace(recipe.data, **data), model=model, rule=rule, training=training)
+            yield f"{label}{suffix}; {rate:g}", replace(made, optimizer=replace(WEATHER_OPTIMIZER, lr=rate))
 
 
-def _at_rates(lead_hours: int, labels: Iterable[str], **data: Any) -> list[tuple[str, WeatherRecipe]]:
-    return [
-        (f"{label}{', weekly climatology as input' * bool(data)}; {rate:g}", recipe)
-        for label in labels
-        for rate in ((1e-3, 3e-3, 6e-3) if label.startswith("ViT") else (6e-3, 12e-3, 24e-3))
-        for recipe in [_at_rate(label, rate, lead_hours=lead_hours, **data)]
-    ]
-
-
-_RATE_ROWS = [*_at_rates(72, _AT_RATES), *_at_rates(72, _GIVEN_CLIMATOLOGY, weekly_means=True)]
+_RATE_ROWS = [*_at_rates(_AT_RATES), *_at_rates(_GIVEN_CLIMATOLOGY, ", weekly climatology as input", weekly_means=True)]
 
 
 # Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere. Targets
@@ -392,12 +367,6 @@ class WeatherExperiment(Experiment):
                 "How gates of a deep net learn, in score order",
                 "gate starts as; routing learns by",
                 _ROUTING,
-            ),
-            _table(
-                "default",
-                "Forecasts of 3 days: SMoE layers with default arguments beside simple ways to know the place",
-                "model",
-                _DEFAULTS,
             ),
             _table(
                 "rates",
