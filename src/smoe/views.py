@@ -199,7 +199,7 @@ def _draw_use(axes: Axes, use: np.ndarray, colours: np.ndarray | None) -> None:
     """Draws the share of the pixels that each expert serves, the most used one first; with colours, bars have names."""
     order = np.argsort(-use, kind="stable")
     ordered, ranks = use[order] * 100, np.arange(1, len(use) + 1)
-    axes.bar(ranks, ordered, 1.0 if colours is None else 0.8, color="#009E73" if colours is None else colours[order])
+    axes.bar(ranks, ordered, 0.8 if len(use) < 65 else 1.0, color="#009E73" if colours is None else colours[order])
     # Each pixel has as many experts, so the mean is the use if all were used alike.
     axes.axhline(ordered.mean(), color="0.35", linestyle=(0, (4, 3)), linewidth=1.2, label="if all were used alike")
     axes.set_xlim(0.5, len(ordered) + 0.5)
