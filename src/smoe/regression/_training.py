@@ -427,22 +427,22 @@ def _verdict(
     kind = "own net" if is_own else "SMoE net"
     labels = {"net": kind, "plain": "plain net", "twin": "plain net of another seed"}
     used = [f"{float(share.mean()):.2f} of the {labels[name]}" for name, share in shares.items() if share.any()]
-    text = f"{base} predicts" if not used else f"{base} and {' and '.join(used)} predict"
+    text = f"{base}, corrected by {', '.join(used)}, predicts" if used else f"{base} predicts"
     if not shares:
         return text
-    gains = [f"the {labels[name]} {_gain(errors, 'base', name)}" for name in shares]
     what = {"mse": "squared error", "mae": "absolute error", "gaussian": "CRPS", "quantiles": "pinball loss"}
-    text += f"; of the {what[options.objective]} of {base} in the validation period " + ", ".join(gains)
+    gains = [f"the {labels[name]} {_gain(errors, 'base', name)}" for name in shares]
+    text += f"; {what[options.objective]} in the validation period beside {base}: {', '.join(gains)}"
     if "plain" in shares and not is_own:
-        text += f"; of that of the plain net, filters that depend on the location {_gain(errors, 'plain', 'net')}"
+        gain = _gain(errors, "plain", "net")
+        text += f"; the SMoE net beside the plain net, whose filters are the same everywhere: {gain}"
     return text
 
 
 def _gain(errors: Mapping[str, np.ndarray], before: str, after: str) -> str:
-    """What a net removes of another's objective, with the standard deviation over blocks of times."""
+    """How much less of an objective a net has than another, with the standard deviation over blocks of times."""
     # Of an error of nothing there is nothing to remove.
     scale = np.nanmean(errors[before], axis=0) + 1e-9 * np.nanmean(errors[after], axis=0) + 1e-300
     removed = np.nanmean((errors[before] - errors[after]) / scale, axis=1, keepdims=True)
     mean, spread = 100.0 * float(np.nanmean(removed)), 100.0 * float(bootstrap_spread(removed, mean=True)[0])
-    verb = "remove" if before == "plain" else "removes"
-    return f"{verb} {mean:.1f} % ± {spread:.1f} %" if abs(mean) >= 0.05 else f"{verb} nothing"
+    return f"{abs(mean):.1f} % ± {spread:.1f} % {'less' if mean > 0 else 'more'}" if abs(mean) >= 0.05 else "as much"
