@@ -195,8 +195,6 @@ class LayerOptions:
         output: Markdown file of the table; a .jsonl beside it holds the rows.
         seconds: Time spent on each comparison of inference; twice that on each of training.
         peers: Measure other layers with learned numbers for each pixel too.
-        device: `cpu`, or `cuda` for the table of `smoe bench device`.
-        dtype: Dtype on a GPU.
     """
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -205,18 +203,11 @@ class LayerOptions:
     output: Path = Path("paper/results/bench/layer.md")
     seconds: float = 3.0
     peers: bool = True
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
 
 
 def main(args: list[str] | None = None) -> None:
     """Measures the configurations that were named, and stores the table after each row."""
     options = parse(LayerOptions, args or [], prog="smoe bench layer")
-    if options.device == "cuda":
-        from smoe_paper.benchmarks.device import main as measure_device
-
-        measure_device(["--dtype", options.dtype])
-        return
     chosen: list[tuple[str, Configuration, Start, int]] = [
         (name, configuration, routing, threads)
         for name, configuration in CONFIGURATIONS.items()
