@@ -335,11 +335,6 @@ class _StoreFiles:
             return self._zip.getinfo(self._prefix + key).file_size
         return 0
 
-    def open(self, key: str) -> Any:
-        if self._zip is None:
-            return (self.path / self._prefix / key).open("rb")
-        return self._zip.open(self._prefix + key)
-
     def is_consolidated(self) -> bool:
         with suppress(OSError, ValueError):
             return "consolidated_metadata" in json.loads((self.path / "zarr.json").read_text())
@@ -366,7 +361,7 @@ def _check_coordinate(files: _StoreFiles, name: str, array: Any) -> None:
 
 
 def _check_array(files: _StoreFiles, name: str, array: Any) -> None:
-    """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is.
+    """Refuses an array of which a chunk, or a shard of chunks, is missing or empty.
 
     The library reads such a chunk as fill values. It was lost, or held fill values only and the writer left it out,
     which is the default of Zarr 3 (`write_empty_chunks=False`); nothing in the store tells one from the other. But all
@@ -388,10 +383,7 @@ def _check_array(files: _StoreFiles, name: str, array: Any) -> None:
     places = {position[1:] for position in written if may_have_mask}
     lost: list[str] = []
     for position, key in keys.items():
-        if position in written:
-            absent = [] if array.shards is None else _absent_in_shard(array, files, key, position)
-            lost += [f"{key} inner chunk {inner}" for inner in absent]
-        elif not may_have_mask or position[1:] in places:
+        if position not in written and (not may_have_mask or position[1:] in places):
             lost.append(key)
     if lost:
         raise DataError(
@@ -399,26 +391,6 @@ def _check_array(files: _StoreFiles, name: str, array: Any) -> None:
             "which would read as fill values; copy the store again, or, if its writer left out chunks of fill values, "
             "write it with write_empty_chunks=True"
         )
-
-
-def _absent_in_shard(array: Any, files: _StoreFiles, key: str, position: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Inner chunks that a shard does not hold. What lies beyond the array was never written."""
-    import numpy as np
-
-    codec = array.metadata.codecs[0]
-    per_axis = [shard // chunk for shard, chunk in zip(array.shards, array.chunks, strict=True)]
-    # A shard ends (or begins) with an index: offset and length of every inner chunk, 16 bytes each, then a checksum.
-    num_bytes = 16 * prod(per_axis)
-    with files.open(key) as file:
-        if codec.index_location.value != "start":
-            file.seek(-num_bytes - 4 * (len(codec.index_codecs) - 1), os.SEEK_END)
-        index = np.frombuffer(file.read(num_bytes), "<u8").reshape(*per_axis, 2)
-    inside = [
-        slice(0, -(-(length - place * shard) // chunk))
-        for length, place, shard, chunk in zip(array.shape, position, array.shards, array.chunks, strict=True)
-    ]
-    absent = (index[*inside] == 2**64 - 1).all(axis=-1)
-    return [tuple(int(number) for number in place) for place in np.argwhere(absent)]
 
 
 def checksum(content: dict[str, Any]) -> str:

@@ -114,15 +114,9 @@ def to_text(value: Any, name: str) -> str:
 
 
 def from_text(text: str, kinds: dict[str, type[Any]], what: str) -> Any:
-    """The inverse of `to_text`.
+    """The inverse of `to_text`, for classes by their names; `what` they are is for the ValueErrors.
 
-    Args:
-        text: A name, or a name with keyword arguments in parentheses, which are numbers, strings or None.
-        kinds: The classes by name.
-        what: What the classes are, for messages.
-
-    Raises:
-        ValueError: If the name or a field is unknown, or the text cannot be read.
+    The text is a name, or a name with keyword arguments in parentheses, which are numbers, strings or None.
     """
     name = text.strip().partition("(")[0].strip().replace("-", "_")
     if name not in kinds:

@@ -334,13 +334,9 @@ class RoutedLayer(nn.Module, ABC):
     def _family_gradient(
         self, source: torch.Tensor, error: torch.Tensor, temperature: float, *compared: torch.Tensor
     ) -> tuple[dict[int, torch.Tensor], bool] | None:
-        """The gradients of the gate's numbers in one step, where there is a kernel for it.
+        """The gradients of the gate's parameters in one step, where there is a kernel for it.
 
-        Args:
-            source: As for `_candidate_products`, like error and compared.
-            error: Error signal.
-            temperature: Temperature of the softmax of a family.
-            *compared: What `_select_compared` returned beside the outputs.
+        Arguments as for `_candidate_products`, and the temperature of the softmax of a family.
 
         Returns:
             Gradients by the identity of their tensors, and whether they are finite; they are 0 otherwise. None if the

@@ -47,12 +47,7 @@ def sample_families(scores: torch.Tensor, num_selected: int, seed: torch.Tensor,
 
 
 def shifted_seed(seed: torch.Tensor, place: int) -> torch.Tensor:
-    """The seed whose noise begins with the number that `seed` has at a place: for work on a part of the experts.
-
-    Args:
-        seed: Seed of the noise of all experts, an int64 scalar.
-        place: Number of the first expert of the part times P.
-    """
+    """The seed of a part of the experts whose noise begins at a place, the number of its first expert times P."""
     return unscramble((scramble(seed & MASK) + (place * PLACE_FACTOR & MASK)) & MASK)
 
 
@@ -63,20 +58,7 @@ _MAX_RANK = 64
 def sample_factorised(
     keys: torch.Tensor, embedding: torch.Tensor, num_selected: int, seed: torch.Tensor, noise: float
 ) -> torch.Tensor:
-    """Selects the best expert of each family by the scores `keys @ embedding` after noise was added to them.
-
-    The result is that of `sample_families` for these scores, but for the rounding of the products.
-
-    Args:
-        keys: `(X, R)`.
-        embedding: `(R, P)`.
-        num_selected: E, the number of families.
-        seed: Seed of the noise, an int64 scalar on the device of the keys; it is read modulo 2^32.
-        noise: Standard deviation of the noise, which is independent for each expert and pixel.
-
-    Returns:
-        Expert numbers `(1, E, P)`, int32.
-    """
+    """`sample_families` for the scores `keys @ embedding`, `(X, R)` and `(R, P)`, but for the rounding of products."""
     return call_operator(_sample_factorised, keys.detach(), embedding.detach(), num_selected, seed, noise)
 
 
@@ -159,17 +141,9 @@ def relative_family_gradient(
     """The gradient at the scores in units of the spread of the products.
 
     D less the mean of its family is divided by the root mean square of that over all experts and pixels, so that
-    neither the scale of the loss nor that of the data has an effect but by the factor.
-
-    Args:
-        scores: `(1, X, P)`.
-        products: D of each expert, `(1, X, P)`, up to a number for each family and pixel.
-        num_families: E.
-        temperature: Temperature of the softmax.
-        factor: Factor of the gradient, a scalar on the device of the scores; None for 1.
-
-    Returns:
-        The gradient, `(1, X, P)`, and the spread, a scalar. Where the spread is 0 or not finite, the gradient is 0.
+    neither the scale of the loss nor that of the data has an effect but by the factor. Arguments as for
+    `family_gradient`, and a scalar factor on the device of the scores, 1 if None. Returns the gradient, `(1, X, P)`,
+    and the spread, a scalar; where this is 0 or not finite, the gradient is 0.
     """
     factor = torch.ones((), device=scores.device) if factor is None else factor
     return _relative_gradient(scores.detach(), products, num_families, temperature, factor)
@@ -256,13 +230,7 @@ def _by_family(values: torch.Tensor, num_families: int, places: torch.Tensor | N
 
 
 def slot_products(error: torch.Tensor, outputs: torch.Tensor, expert_channels: int) -> torch.Tensor:
-    """Sum over samples and an expert's outputs of error times output, `(E, P)`, in at least float32.
-
-    Args:
-        error: `(B, E * F, P)`.
-        outputs: `(B, E * F, P)`.
-        expert_channels: F.
-    """
+    """Sum over samples and outputs of an expert of error times output `(B, E * F, P)`, `(E, P)`, at least float32."""
     total = torch.zeros(error.shape[1:], dtype=torch.promote_types(error.dtype, torch.float32), device=error.device)
     # One sample after the other, so that no product of the size of the batch is stored.
     for sample, output in zip(error, outputs, strict=True):
@@ -287,22 +255,9 @@ def learn_factorised(
 ) -> tuple[torch.Tensor, torch.Tensor, bool] | None:
     """The gradient of keys and embedding by one kernel that stores neither outputs nor scores, on a CPU in float32.
 
-    The scores are `scale * keys @ embedding`, their gradient that of `family_gradient` for the products of the error
-    and the outputs of a convolution with all experts.
-
-    Args:
-        source: Input of some samples, `(B, C, *grid)`, a plane or a volume.
-        error: `(B, E * F, *grid)`.
-        weight: `(X * F, C, *kernel)`.
-        bias: `(X * F,)`, or None.
-        keys: `(X, R)`.
-        embedding: `(R, P)`.
-        num_selected: E, the number of families.
-        expert_channels: F.
-        stride: As for `routed_conv`.
-        padding_mode: As for `routed_conv`.
-        scale: Factor of the scores.
-        temperature: Temperature of the softmax.
+    The scores are `scale * keys @ embedding`, `(X, R)` and `(R, P)`; their gradient is that of `family_gradient` for
+    the products of the error `(B, E * F, *grid)` and the outputs of a convolution of the source `(B, C, *grid)` with
+    all experts. Other arguments as for `routed_conv`.
 
     Returns:
         The gradients of keys and embedding, and whether they are finite; they are 0 otherwise. None without a kernel.
