@@ -65,7 +65,7 @@ def test_a_run_opens_nothing_outside_its_directory_and_the_working_directory(
     assert f"{store}/store.json" in opened
 
 
-@pytest.mark.parametrize("where", ["checkpoints", "deep/er/file"])
+@pytest.mark.parametrize("where", ["checkpoints", "environment.json", "deep/er/file"])
 def test_links_out_of_a_run_are_refused(
     folder: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +73,7 @@ def test_links_out_of_a_run_are_refused(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     outside.mkdir()
-    if where == "checkpoints":
+    if (run / where).exists():
         (run / where).rename(outside / where)
     (run / where).parent.mkdir(parents=True, exist_ok=True)
     (run / where).symlink_to(outside / where)
@@ -81,7 +81,9 @@ def test_links_out_of_a_run_are_refused(
     before = sorted(outside.rglob("*"))
     for args in commands(run).values():
         capsys.readouterr()
-        assert main([*args, "--data.store", str(folder / "store")]) == 1
+        with opened_files() as opened:
+            assert main([*args, "--data.store", str(folder / "store")]) == 1
+        assert not any(Path(name).resolve().is_relative_to(outside) for name in opened)
         assert f"run holds a link that leads out of it and of the working directory, {where!r}: remove it" in (
             capsys.readouterr().err
         )

@@ -178,6 +178,8 @@ def _build(
     plain = _attached({name: value for name, value in config.items() if name not in _BESIDE}, arrays)
     learned: Learned = from_plain(Learned, plain)
     options, shape = learned.options, learned.shape
+    if learned.base not in learned.ladder.rungs:
+        raise RecipeError(f"base must be one of {', '.join(learned.ladder.rungs)}, got {learned.base!r}")
     if options.transform == "own":
         if transform is None:
             raise DataError(

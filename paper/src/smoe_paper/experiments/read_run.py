@@ -28,7 +28,7 @@ from smoe.reports.run_report import Breakdown, ErrorMap, Example, Monitor, Place
 from smoe.training.run_directory import Record, RunDirectory
 from smoe.training.task import MetricSums, load_batches
 from smoe_paper.experiments.experiment import Experiment, Notify, ReportParts, experiment_of
-from smoe_paper.experiments.runs import CheckpointName, data_paths, open_run, read_recipe
+from smoe_paper.experiments.runs import CheckpointName, check_paths, data_paths, open_run, read_recipe
 from smoe_paper.experiments.tables import PublishedResult
 from smoe_paper.experiments.task import BatchedSamples, OpenRun
 
@@ -53,6 +53,7 @@ def read_run(
     if is_model_folder(path):
         return read_fit(path, label, (fit_data or {}).get(path), notify)
     directory = RunDirectory(path)
+    check_paths(directory, {})
     name, recipe = read_recipe(directory)
     history = directory.read_history()
     environment = directory.read_environment()

@@ -153,8 +153,9 @@ def open_run(
     task = experiment.build(recipe, splits, notify)
     try:
         task.model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights of {file} do not fit the recipe beside them: {error}") from error
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"the weights of {file} do not fit the recipe beside them: {reason}") from error
     task.model.eval()
     return OpenRun(name, recipe, task, directory)
 
