@@ -146,15 +146,14 @@ void weight_gradient(const smoe_geometry& g, const float* x, const float* gradie
     const int64_t tile = std::max<int64_t>(1, kPixelsBytes / pixel_bytes);
 
     Scratch scratch;
-    const Work work{
-        g,
-        rows,
-        x_stride,
-        gradient_stride,
-        scratch.floats(bands.slots * x_row),
-        scratch.floats(band_rows * gradient_row),
-        static_cast<int32_t*>(scratch.bytes(band_rows * g.output_width * g.selected * sizeof(int32_t))),
-        scratch.floats(units * g.experts * kBlock)};
+    const Work work{g,
+                    rows,
+                    x_stride,
+                    gradient_stride,
+                    scratch.floats(bands.slots * x_row),
+                    scratch.floats(band_rows * gradient_row),
+                    static_cast<int32_t*>(scratch.bytes(band_rows * g.output_width * g.selected * sizeof(int32_t))),
+                    scratch.floats(units * g.experts * kBlock)};
 
 #pragma omp parallel num_threads(g.threads)
     {
