@@ -66,8 +66,10 @@ def test_a_map_has_the_coordinates_of_its_rows_and_columns(tmp_path: Path) -> No
     axes = figure.axes[0]
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("latitude", "longitude")
     # The first row of the data, the northernmost, is drawn at the top, below the coast of Norway.
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["60°N", "56°N", "52°N"]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["0°", "4°E", "8°E", "12°E"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["50°N", "55°N", "60°N"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0°", "5°E", "10°E"]
+    # Each stands at its coordinate, halfway between the edges of the first and the last pixel.
+    assert axes.get_xticks() == pytest.approx([480 * (value / 2 + 0.5) / 8 - 0.5 for value in (0, 5, 10)])
     (image,) = axes.images
     assert np.asarray(image.get_array()).shape[1] >= 480
     assert (tmp_path / "map.png").stat().st_size > 5_000
@@ -81,8 +83,15 @@ def test_a_coarser_gate_of_a_model_is_stretched_over_the_same_area() -> None:
     figure = plot_routing(net, coords={"y": np.arange(6.0), "x": np.arange(8.0)})
     fine, coarse = (axes for axes in figure.axes if axes.images)
     assert np.asarray(coarse.images[0].get_array()).shape == (3, 4, 3)
-    # The middle of the first two of eight pixels is half a step from the first one.
-    assert (fine.get_xticklabels()[0].get_text(), coarse.get_xticklabels()[0].get_text()) == ("0", "0.5")
+    # A coordinate is at the same place of both pictures, though no pixel of the coarse one has it.
+    shares = [
+        {
+            text.get_text(): (place + 0.5) / axes.images[0].get_size()[1]
+            for place, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+        }
+        for axes in (fine, coarse)
+    ]
+    assert all(found["2"] == pytest.approx(2.5 / 8) for found in shares)
     with pytest.raises(
         ValueError, match=r"coords y \(5,\) and x \(8,\) do not fit the pixels of the gates, 6 x 8, 3 x 4"
     ):

@@ -189,10 +189,20 @@ def _map_view(places: Places, cells: np.ndarray) -> View:
         ratio = len(across) / len(down) / min(4.0, max(0.25, height / width))
     ticks = []
     for values, is_row in ((across, False), (down, True)):
-        shown = range(0, len(values), -(-len(values) // 5))
-        texts = coordinate_texts(Axis("", values[shown]), places.is_geographic, is_row)
-        ticks.append([((index + 0.5) / len(values), text.strip()) for index, text in zip(shown, texts, strict=True)])
+        round_values = _round_values(values, places.is_geographic)
+        texts = coordinate_texts(Axis("", round_values), places.is_geographic, is_row)
+        shares = (_index(values, round_values) + 0.5) / len(values)
+        ticks.append([(float(share), text.strip()) for share, text in zip(shares, texts, strict=True)])
     return View("map", cells, light, ratio, (ticks[0], ticks[1]))
+
+
+def _round_values(values: np.ndarray, is_geographic: bool) -> np.ndarray:
+    """Two to five round numbers between the ends of an axis."""
+    quarter = np.ptp(values) / 4 or 1.0
+    power = 10.0 ** math.floor(math.log10(quarter))
+    factors = (1, 1.5, 3, 4.5, 6, 9) if is_geographic and power >= 10.0 else (1, 2, 5, 10)
+    step = next((power * factor for factor in factors if power * factor >= quarter), quarter)
+    return step * np.arange(math.ceil(values.min() / step - 1e-9), math.floor(values.max() / step + 1e-9) + 1)
 
 
 def _index(axis: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -112,4 +112,5 @@ def test_bash_completes_commands_and_flags(tmp_path: Path) -> None:
         assert result.stdout.strip() == expected
     others = answer(["completion", "fish"], ["completion", "zsh"])
     assert "__fish_use_subcommand" in others and "bashcompinit" in others
+    assert "smoe completion bash|zsh|fish" in answer(["completion", "--help"])
     answer(["completion"], code=2)

@@ -74,19 +74,26 @@ def test_the_routing_is_compared_with_convolutions_in_words() -> None:
 
 def test_the_page_opens_with_a_sentence() -> None:
     text = page.make_page([sample_report()], WRITTEN)
-    best = "the best other prediction, input unchanged (4)."
-    gain = "Beside single convolutions, the routing helps: it removes 37.5 % of the loss."
-    start = "heat/smoe, on the test split:"
-    assert f'<p class="headline">{start} mse 1, 75 % less than {best} {gain}</p>' in text
+    best = "the best rival, input unchanged (4)."
+    gain = "Compared with the best single convolutions, the routing helps: it removes 37.5 % of the loss."
+    assert f'<p class="headline">heat/smoe: mse 1 on the test split, 75 % less than {best} {gain}</p>' in text
     report = sample_report()
     rows = (replace(report.scores.rows[0], spreads={"mse": 2.0}), report.scores.rows[1])
     doubtful = headline(replace(report, scores=replace(report.scores, rows=rows, units={"mse": "K2"})))
-    assert doubtful.startswith(f"{start} mse 1 ± 2 K2, within the uncertainty of the best other prediction")
+    assert doubtful.startswith(
+        "heat/smoe: mse 1 ± 2 K2 on the test split, not clearly different from the best rival, inp"
+    )
+    # The deviation of the difference decides where it is known, and nets that the run may be made of are no rivals.
+    parts = (replace(rows[0], gap_spreads={"mse": 1.0}), ScoreRow("net", "fit", {"mse": 0.5}, is_part=True), rows[1])
+    sure = headline(replace(report, scores=replace(report.scores, rows=parts)))
+    assert sure.startswith(
+        "heat/smoe: mse 1 ± 2 on the test split, 75 % less than the best rival, input unchanged (4)."
+    )
     assert headline(replace(report, scores=replace(report.scores, rows=rows[1:]))) == ""
     high = ScoreRow("a", "this run", {"accuracy": 90.0}, is_own=True), ScoreRow("b", "here", {"accuracy": 80.0})
     monitor = Monitor("validation/accuracy", is_best_high=True)
     found = headline(replace(report, scores=ScoreSheet("test", high), monitor=monitor))
-    assert found == f"{start} accuracy 90, 10 more than the best other prediction, b (80). {gain}"
+    assert found == f"heat/smoe: accuracy 90 on the test split, 10 more than the best rival, b (80). {gain}"
 
 
 def test_a_routing_without_regions_is_said_to_have_none() -> None:

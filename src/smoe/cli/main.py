@@ -173,6 +173,9 @@ def _found_here() -> str:
 
 
 def run_completion(args: list[str]) -> int:
+    if args in (["-h"], ["--help"]):
+        sys.stdout.write('usage: smoe completion bash|zsh|fish\n\nin ~/.bashrc:  eval "$(smoe completion bash)"\n')
+        return 0
     if len(args) != 1 or args[0] not in SHELLS:
         raise UsageError(f'name the shell: smoe completion {"|".join(SHELLS)}; bash: eval "$(smoe completion bash)"')
     sys.stdout.write(SHELLS[args[0]].format(names=" ".join(commands()), flags=_FLAGS))

@@ -160,7 +160,7 @@ def _gate_parts(report: RunReport, gate: GateMap, data: dict[str, Any]) -> dict[
     used = [(each, 100 * float(gate.use[each]), colours[partners[each]].tolist()) for each in order[:_NUM_USED]]
     words = f"{len(order)} of {gate.num_experts} experts are in use"
     words += f", of which the {len(used)} most used are shown" if len(used) < len(order) else ""
-    words += f". Each would serve {show_number(100 * gate.num_selected / gate.num_experts)} % if all were used alike."
+    words += f". Each would serve {100 * gate.num_selected / gate.num_experts:.3g} % if all were used alike."
     found = gate.filters
     if found is None:
         return {"used": used, "words": words, "cards": [], "note": "The experts of this layer have no filters to draw."}

@@ -21,6 +21,7 @@ from smoe.regression._saved import load_model
 from smoe.regression._scores import (
     PLAIN,
     SCORES,
+    TWIN,
     ComparedBatch,
     ErrorSums,
     compare_batches,
@@ -130,7 +131,7 @@ def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
     try:
         stored: dict[str, Any] = json.loads(file.read_text())
         which, targets = str(stored["period"]), [str(name) for name in stored["targets"]]
-        rows = [_score_row(name, stored, targets) for name in ranked(stored["rmse"])]
+        rows = [_score_row(name, stored, targets, {fitted.net_kind, PLAIN, TWIN}) for name in ranked(stored["rmse"])]
         units = {
             f"{kind} {name}": str(unit)
             for kind in ("RMSE", "MAE")
@@ -141,7 +142,7 @@ def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
     return which, ScoreSheet(which, tuple(rows), units)
 
 
-def _score_row(name: str, stored: dict[str, Any], targets: list[str]) -> ScoreRow:
+def _score_row(name: str, stored: dict[str, Any], targets: list[str], parts: set[str]) -> ScoreRow:
     objective = stored.get("objective")
     errors = {"RMSE": stored["rmse"], "MAE": stored["mae"]} | (
         {} if objective is None else {objective[0]: objective[1]}
@@ -153,13 +154,13 @@ def _score_row(name: str, stored: dict[str, Any], targets: list[str]) -> ScoreRo
         # What is not finite is stored as null.
         if name in of_all and of_all[name][number] is not None
     }
-    spreads = {
-        f"RMSE {target}": float(spread)
-        for target, spread in zip(targets, stored["rmse_spread"][name], strict=True)
-        if spread is not None
-    }
+    spreads, gaps = (
+        {f"RMSE {target}": float(each) for target, each in zip(targets, stored[key][name], strict=True) if each}
+        for key in ("rmse_spread", "difference_spread")
+    )
     is_own = name == "model"
-    return ScoreRow(name, "this run" if is_own else "here, same data", values, spreads, is_own)
+    source = "this run" if is_own else "a net of the fit" if name in parts else "here, same data"
+    return ScoreRow(name, source, values, spreads, is_own, is_part=name in parts, gap_spreads=gaps)
 
 
 # So many samples are shown as they are at most, of so many pixels together.

@@ -28,6 +28,10 @@ class ScoreRow:
     is_own: bool = False  # whether it is the run that the report is about
     is_published: bool = False  # whether a publication prints the scores
     is_same_recipe: bool = False  # whether they are published for the recipe of the run
+    is_part: bool = False  # whether it is a net that the run may have a part of, so no rival
+    gap_spreads: Mapping[str, float] = field(
+        default_factory=dict
+    )  # standard deviations of differences to the best rival
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ def plain_name(metric: str) -> str:
 
 
 def headline(report: RunReport) -> str:
-    """Returns what was learned, how much better it is than the best simple prediction of the table, and how sure."""
+    """Returns what was learned, how much better it is than the best rival of the table, and how sure."""
     own = next((row for row in report.scores.rows if row.is_own), None)
     metric = next(iter(report.scores.metrics), None) if own is not None else None
     if own is None or metric is None or metric not in own.values:
@@ -175,27 +179,25 @@ def headline(report: RunReport) -> str:
 
     def shown(row: ScoreRow) -> str:
         spread = row.spreads.get(metric)
-        number = show_number(row.values[metric]) + (f" ± {show_number(spread)}" if spread else "")
-        return f"{number} {unit}".strip()
+        return f"{row.values[metric]:.4g}{f' ± {spread:.2g}' if spread else ''} {unit}".strip()
 
-    split = report.scores.split.partition(", ")[0]
-    text = f"{report.title}, on the {split} split: {plain_name(metric)} {shown(own)}"
+    text = f"{report.title}: {plain_name(metric)} {shown(own)} on the {report.scores.split.partition(', ')[0]} split"
     is_high = report.monitor.is_best_high and report.monitor.key.rpartition("/")[2] == metric
     is_error = not is_high and any(word in metric.lower() for word in ("rmse", "mae", "mse", "loss", "crps", "error"))
-    others = [row for row in report.scores.rows if not row.is_own and not row.is_published and metric in row.values]
-    if others and (is_high or is_error):
-        best = (max if is_high else min)(others, key=lambda row: row.values[metric])
+    rivals = [row for row in report.scores.rows if not (row.is_own or row.is_published or row.is_part)]
+    rivals = [row for row in rivals if metric in row.values]
+    if rivals and (is_high or is_error):
+        best = (max if is_high else min)(rivals, key=lambda row: row.values[metric])
         ours, theirs = own.values[metric], best.values[metric]
-        share = (
-            f"{show_number(abs(ours - theirs))}" if is_high or not theirs else f"{100 * abs(1 - ours / theirs):.3g} %"
-        )
+        gap = abs(ours - theirs)
+        share = f"{gap:.4g}" if is_high or not theirs else f"{100 * gap / theirs:.3g} %"
         verdict = f"{share} {'more' if ours > theirs else 'less'} than"
         spread = max(own.spreads.get(metric, 0.0), best.spreads.get(metric, 0.0))
-        if abs(ours - theirs) < 2 * spread:
-            verdict = "within the uncertainty of"
-        text += f", {verdict} the best other prediction, {best.name} ({shown(best)})"
+        if gap < 2 * (spread if metric in best.gap_spreads else own.gap_spreads.get(metric, spread)):
+            verdict = "not clearly different from"
+        text += f", {verdict} the best rival, {best.name} ({shown(best)})"
     gains = report.routing_gains
-    return f"{text}." + (f" Beside single convolutions, {gains[-1].verdict}." if gains else "")
+    return f"{text}." + (f" Compared with the best single convolutions, {gains[-1].verdict}." if gains else "")
 
 
 def epochs_of(history: Sequence[Record]) -> list[Record]:

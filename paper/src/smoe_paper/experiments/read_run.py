@@ -221,7 +221,9 @@ def _score_sheet(
         replace(row, values={metric: value for metric, value in row.values.items() if row.is_own or metric in known})
         for row in rows
     ]
-    return ScoreSheet(words, tuple(row for row in rows if row.values))
+    units = {"within_1_percent": "% of the pixels", "accuracy": "%"}
+    units |= {f"rmse_{target}": unit for target, unit in parts.targets if unit}
+    return ScoreSheet(words, tuple(row for row in rows if row.values), units)
 
 
 def _run_scores(history: Sequence[Record]) -> tuple[str, dict[str, float]]:
