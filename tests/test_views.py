@@ -154,6 +154,11 @@ def test_a_plot_has_a_legend_where_experts_have_colours_of_their_own() -> None:
     assert smoe.SpatialMoE2d(1, 4, spatial_shape=(5, 7)).plot().subfigs[0].axes[0].get_legend() is None
 
 
+def test_a_volume_shows_a_slice_of_each_slot() -> None:
+    page = smoe.SpatialMoE3d(1, 2, spatial_shape=(6, 4, 5))._repr_html_()
+    assert page.count("<img") == 2 and "slot 1 of 2, slice 4 of 6" in page
+
+
 def test_tables_of_plans_descriptions_and_scores() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 1, 5, padding=2))
     plan = smoe.plan_conversion(net, example_input=torch.zeros(1, 1, 6, 6))

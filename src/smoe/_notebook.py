@@ -60,7 +60,7 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: 
 
     body = "".join(line(row, "td", number) for number, row in enumerate(rows))
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    table = f"<table>{title}<thead>{line(heads, 'th')}</thead><tbody>{body}</tbody></table>"
+    table = f'<table cellpadding="4">{title}<thead>{line(heads, "th")}</thead><tbody>{body}</tbody></table>'
     return f'<div style="overflow-x:auto">{table}</div>'
 
 
@@ -74,7 +74,9 @@ def html_routing(indices: np.ndarray, num_experts: int) -> str:
     maps, seen = list[str](), indices[:4]
     for slot, chosen in enumerate(seen):
         flat = chosen[None] if chosen.ndim == 1 else chosen[len(chosen) // 2] if chosen.ndim == 3 else chosen
-        label = "" if len(indices) == 1 else f"<figcaption>slot {slot} of {len(indices)}</figcaption>"
+        words = [f"slot {slot} of {len(indices)}"] if len(indices) > 1 else []
+        words += [f"slice {len(chosen) // 2 + 1} of {len(chosen)}"] if chosen.ndim == 3 else []
+        label = f"<figcaption>{', '.join(words)}</figcaption>"
         maps.append(f'<figure style="display:inline-block;margin:4px">{html_image(colours[flat])}{label}</figure>')
     counts = np.bincount(seen.ravel(), minlength=num_experts) / max(1, indices[0].size)
     shown = np.argsort(-counts, kind="stable")[:NUM_DISTINCT]

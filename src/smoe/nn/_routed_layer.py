@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import nn
 
-from smoe._notebook import html_text
+from smoe._notebook import html_routing, html_text
 from smoe.nn._gate import SpatialGate
 from smoe.nn._shared_parameters import Memory, is_sharded, save_once
 from smoe.ops._classification import train_routing
@@ -211,7 +211,8 @@ class RoutedLayer(nn.Module, ABC):
     def _repr_html_(self) -> str:
         text = html_text(f"{type(self).__name__}({self.extra_repr()})")
         is_fixed = not self.gate.looks_at_input and self.gate.spatial_shape is not None and not is_sharded(self.gate)
-        return text + self.routing()._repr_html_() if is_fixed else text
+        # Here it is known that the first dimension is that of the experts, also of a volume.
+        return text + html_routing(self.routing().indices.cpu().numpy(), self.gate.num_experts) if is_fixed else text
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
