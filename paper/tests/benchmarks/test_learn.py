@@ -9,7 +9,17 @@ import torch
 from torch import nn
 
 from smoe_paper.benchmarks import learn
-from smoe_paper.benchmarks.learn import Block, LearnOptions, best_errors, gap_closed, measure, read_rows, run, show
+from smoe_paper.benchmarks.learn import (
+    Block,
+    LearnOptions,
+    best_errors,
+    draw,
+    gap_closed,
+    measure,
+    read_rows,
+    run,
+    show,
+)
 from smoe_paper.benchmarks.learn_students import STUDENTS, Candidates, Course, shuffled
 from smoe_paper.benchmarks.learn_tasks import GRID, TASKS, make_lesson
 
@@ -102,3 +112,11 @@ def test_medians_the_best_rate_and_the_gap() -> None:
     assert gap_closed([1.0], [0.95], [0.5]) is None
     assert show([1.0, 2.0, 3.0]) == "2 (1.5 2.5)"
     assert show([]) == "-"
+
+
+def test_the_figure_of_the_stored_rows_is_drawn(tmp_path: Path) -> None:
+    stored = Path(__file__).parents[2] / "results" / "bench" / "learn.jsonl"
+    draw(stored, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 30_000
+    draw(tmp_path / "nothing.jsonl", tmp_path / "nothing.png")
+    assert not (tmp_path / "nothing.png").exists()

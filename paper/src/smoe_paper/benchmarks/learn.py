@@ -325,10 +325,20 @@ def _time(found: Errors, student: str, course: str) -> str:
     return f"{sum(row['seconds'] for row, _ in pairs) / sum(row['seconds'] for _, row in pairs):.1f}" if pairs else "-"
 
 
+def draw(path: Path, target: Path) -> None:
+    """Draws the errors of stored rows over samples, parameters and time, if there are rows of several sizes."""
+    from smoe_paper.benchmarks.pictures import draw_samples
+
+    rows, course = read_rows(path), "AdamW 0.001, 300 steps"
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["block"] == "Rivals" and row["course"] == course:
+            found[_key(row)[1:-1]].append(row)
+    draw_samples(rows, {student: float(_time(found, student, course)) for _, student, *_ in found}, target)
+
+
 def main(args: list[str] | None = None) -> None:
     """Reads the options, measures, and prints the table; with samples of several sizes, draws the figure."""
     options = parse(LearnOptions, args or [], prog="smoe bench learn")
     sys.stdout.write(run(options))
-    from smoe_paper.benchmarks.pictures import draw_samples
-
-    draw_samples(read_rows(options.output.with_suffix(".jsonl")), options.output.with_name("learn-samples.png"))
+    draw(options.output.with_suffix(".jsonl"), options.output.with_name("learn-samples.png"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 
 def draw_real(rows: list[dict[str, Any]], path: Path) -> None:
@@ -28,23 +28,40 @@ def draw_real(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_samples(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Draws median and quartiles of the errors over the number of training samples; nothing if there are no rows."""
-    rows = [row for row in rows if row["block"] == "Samples"]
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
+def draw_samples(rows: Sequence[Mapping[str, Any]], times: Mapping[str, float], path: Path) -> None:
+    """Draws errors over the number of training samples (median and quartiles), over parameters and over time.
+
+    Nothing if there are no rows of several numbers of samples.
+
+    Args:
+        times: Processor time of a training of each student, that of the convolution being 1.
+    """
+    tasks = list(dict.fromkeys(row["task"] for row in rows if row["block"] == "Samples"))
     if not tasks:
         return
-    figure = Figure(figsize=(4.2 * len(tasks), 3.4), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for student in dict.fromkeys(row["student"] for row in rows):
+    figure = Figure(figsize=(11.5, 3.0 * len(tasks) + 0.7), layout="constrained")
+    for (samples, parameters, time), task in zip(
+        figure.subplots(len(tasks), 3, squeeze=False, sharey="row"), tasks, strict=True
+    ):
+        for number, student in enumerate(times):
+            color = f"C{number}"
             mine = [row for row in rows if (row["task"], row["student"]) == (task, student)]
-            sizes = sorted({row["size"] for row in mine})
-            errors = [torch.tensor([row["error"] for row in mine if row["size"] == size]) for size in sizes]
-            low, middle, high = zip(
-                *(each.quantile(torch.tensor([0.25, 0.5, 0.75])).tolist() for each in errors), strict=True
-            )
-            (line,) = axes.loglog(sizes, middle, marker="o", markersize=3, label=student)
-            axes.fill_between(sizes, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
-        axes.set(title=task, xlabel="training samples", ylabel="test error / variance")
-        axes.legend(fontsize="small")
+            at_sizes = [row for row in mine if row["block"] == "Samples"]
+            sizes = sorted({row["size"] for row in at_sizes})
+            errors = [[row["error"] for row in at_sizes if row["size"] == size] for size in sizes]
+            low, middle, high = (np.array([np.quantile(each, share) for each in errors]) for share in (0.25, 0.5, 0.75))
+            samples.loglog(sizes, middle, marker="o", markersize=3, color=color)
+            samples.fill_between(sizes, low, high, alpha=0.2, color=color, linewidth=0)
+            usual = [row for row in mine if row["block"] == "Rivals" and row["course"] == "AdamW 0.001, 300 steps"]
+            error = np.median([row["error"] for row in usual])
+            parameters.loglog(usual[0]["parameters"], error, "o", color=color)
+            time.semilogy(times[student], error, "o", color=color, label=student if task == tasks[0] else None)
+        samples.set(title=task, xlabel="training samples; AdamW 3e-3", ylabel="test error / variance")
+        parameters.set(title=task, xlabel="parameters; 512 samples, AdamW 1e-3")
+        time.set(title=task, xlabel="time of a training; 512 samples, AdamW 1e-3")
+        for axis in (samples.yaxis, parameters.xaxis):
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
+    figure.legend(loc="outside lower center", ncols=len(times), fontsize="small")
     figure.savefig(path, dpi=120)
