@@ -219,3 +219,23 @@ def test_a_converted_network_is_saved_by_safetensors(tmp_path: Path) -> None:
     other.load_state_dict(safetensors.load_file(tmp_path / "net.safetensors"))
     x = torch.randn(2, 1, 5, 5)
     assert torch.equal(other.eval()(x), net.eval()(x))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("kind", ["plane", "sphere"])
+def test_a_layer_made_without_memory_is_loaded(kind: str, assign: bool) -> None:
+    def make() -> smoe.nn.RoutedLayer:
+        if kind == "sphere":
+            return smoe.HEALPixMoE(2, 4, nside=2, pixel_order="ring")
+        return smoe.SpatialMoE2d(2, 4, spatial_shape=(6, 8))
+
+    layer, x = make().eval(), torch.randn(2, 2, *((48,) if kind == "sphere" else (6, 8)))
+    with torch.no_grad():
+        layer.get_parameter("weight").normal_()
+    with torch.device("meta"):
+        loaded = make().eval()
+        loaded(x.to("meta"))
+    loaded = loaded if assign else loaded.to_empty(device="cpu")
+    loaded.load_state_dict(layer.state_dict(), assign=assign)
+    assert torch.equal(loaded(x), layer(x))
+    loaded.train()(x).sum().backward()

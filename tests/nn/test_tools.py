@@ -102,7 +102,7 @@ def loss_of(net: nn.Module) -> torch.Tensor:
 
 
 def some_steps(net: nn.Module) -> Iterator[None]:
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     for _ in range(4):
         optimizer.zero_grad()
         loss_of(net).backward()
@@ -157,7 +157,7 @@ def test_lightning_trains_as_a_loop_does(tmp_path: Path) -> None:
             return loss_of(self.net)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.Adam(self.parameters(), lr=1e-2)
+            return torch.optim.Adam(self.parameters(), lr=2e-3)
 
     module, twin = Module(), small_net()
     silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)

@@ -240,9 +240,6 @@ class FactorisedGate(_GridGate):
         self.embedding = embedding
         save_once(self, "embedding")
         self.keys = nn.Parameter(torch.empty(num_experts, len(embedding.values), device=device, dtype=dtype))
-        no_seed = torch.zeros((), dtype=torch.int64, device=device)
-        self._no_seed: torch.Tensor
-        self.register_buffer("_no_seed", no_seed, persistent=False)
         self.reset_keys()
 
     def _prefer(self, groups: torch.Tensor, strength: float) -> None:
@@ -299,7 +296,8 @@ class FactorisedGate(_GridGate):
         if keys.device.type != "cpu" or keys.dtype != torch.float32 or not has_library():
             return super().draw(seed, noise)
         keys, embedding = self.scale * keys, self.embedding().detach().flatten(1)
-        indices = sample_factorised(keys, embedding, self.num_selected, self._no_seed if seed is None else seed, noise)
+        seed = keys.new_zeros((), dtype=torch.int64) if seed is None else seed
+        indices = sample_factorised(keys, embedding, self.num_selected, seed, noise)
         unranked = None
         if not refuses_nonfinite(keys.device):
             unranked = nan_where_nonfinite(embedding[None]) + nan_where_nonfinite(keys.view(1, -1, 1))

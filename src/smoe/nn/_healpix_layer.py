@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NotRequired, Required, Self, Unpack
 
 import torch
@@ -111,6 +112,14 @@ class HEALPixMoE(FilterBank):
         self.pixel_order: HEALPixOrder = pixel_order
         self.kernel_size = kernel
         self._note_nside(nside)
+        self.register_load_state_dict_post_hook(_find_pixels)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        was_meta = self.pixels.is_meta
+        super()._apply(fn, recurse)
+        if was_meta:  # `to_empty` gives numbers without a meaning
+            self._note_nside(self.nside)
+        return self
 
     def _note_nside(self, nside: int) -> None:
         self.nside = nside
@@ -174,3 +183,10 @@ class HEALPixMoE(FilterBank):
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, nside={self.nside}, "
             f"pixel_order={self.pixel_order!r}, {super().extra_repr()}"
         )
+
+
+def _find_pixels(layer: HEALPixMoE, incompatible_keys: object) -> None:
+    """Load hook: a layer without memory may have been given tensors."""
+    del incompatible_keys
+    if layer.pixels.is_meta:
+        layer._note_nside(layer.nside)

@@ -340,7 +340,7 @@ def _slow_maps(groups: dict[int, dict[str, Any]]) -> Iterator[tuple[torch.Tensor
     for values in (values for each in affine if each is not None for values in each.parameters()):
         group = groups.get(id(values), {})
         # The rate of other optimisers, such as SGD, is no size of a step.
-        highest = _highest_rate(group) if "betas" in group and values.grad is not None else 0.0
+        highest = _highest_rate(group) if "betas" in group else 0.0
         if 0.0 < highest < _MAP_RATE:
             # Weight decay stays as it is.
             decay = group.get("weight_decay", 0.0) if group.get("decoupled_weight_decay") else 0.0
@@ -362,7 +362,8 @@ def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) 
     del args, kwargs
     with torch.no_grad():
         for values, before, factor in _stepping:
-            values.add_(values - before, alpha=factor - 1.0)
+            if values.grad is not None:  # which a closure may have computed within the step
+                values.add_(values - before, alpha=factor - 1.0)
     _stepping.clear()
     if not _modules:
         return
