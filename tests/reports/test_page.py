@@ -90,6 +90,9 @@ def test_the_page_opens_with_a_sentence() -> None:
         "heat/smoe: mse 1 ± 2 on the test split, 75 % less than the best rival, input unchanged (4)."
     )
     assert headline(replace(report, scores=replace(report.scores, rows=rows[1:]))) == ""
+    # The first score that a rival has, too.
+    other = ScoreSheet("test", (replace(rows[0], values={"loss": 2.0, "mse": 1.0}, spreads={}), rows[1]))
+    assert "heat/smoe: mse 1 on the test split, 75 % less" in headline(replace(report, scores=other))
     high = ScoreRow("a", "this run", {"accuracy": 90.0}, is_own=True), ScoreRow("b", "here", {"accuracy": 80.0})
     monitor = Monitor("validation/accuracy", is_best_high=True)
     found = headline(replace(report, scores=ScoreSheet("test", high), monitor=monitor))

@@ -172,8 +172,11 @@ def plain_name(metric: str) -> str:
 def headline(report: RunReport) -> str:
     """Returns what was learned, how much better it is than the best rival of the table, and how sure."""
     own = next((row for row in report.scores.rows if row.is_own), None)
-    metric = next(iter(report.scores.metrics), None) if own is not None else None
-    if own is None or metric is None or metric not in own.values:
+    rivals = [row for row in report.scores.rows if not (row.is_own or row.is_published or row.is_part)]
+    # A score that rivals have, too.
+    shared = report.scores.metrics_of(rivals) or report.scores.metrics
+    metric = next((metric for metric in shared if own is not None and metric in own.values), None)
+    if own is None or metric is None:
         return ""
     unit = report.scores.units.get(metric, "")
 
@@ -184,7 +187,6 @@ def headline(report: RunReport) -> str:
     text = f"{report.title}: {plain_name(metric)} {shown(own)} on the {report.scores.split.partition(', ')[0]} split"
     is_high = report.monitor.is_best_high and report.monitor.key.rpartition("/")[2] == metric
     is_error = not is_high and any(word in metric.lower() for word in ("rmse", "mae", "mse", "loss", "crps", "error"))
-    rivals = [row for row in report.scores.rows if not (row.is_own or row.is_published or row.is_part)]
     rivals = [row for row in rivals if metric in row.values]
     if rivals and (is_high or is_error):
         best = (max if is_high else min)(rivals, key=lambda row: row.values[metric])

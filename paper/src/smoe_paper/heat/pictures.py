@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,9 +113,13 @@ def _draw_accuracies(rows: Sequence[Row], store: RunStore, path: Path) -> Iterat
         values = [value or 0.0 for value in run["validation"]]
         # Not all models were trained at the same scale.
         length = run["recipe"]["data"]["num_train_runs"] / HeatDiffusion().num_train_runs
-        style = ("-", (0, (5, 2)), (0, (1, 1.5)))[number // len(COLOURS) % 3]
-        epochs = np.arange(1, len(values) + 1) * length
-        axes.plot(epochs, values, label=label, color=COLOURS[number % len(COLOURS)], linestyle=style, linewidth=1.8)
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.2, "alpha": 0.8}
+        style["linestyle"] = ("-", (0, (5, 2)), (0, (1, 1.5)))[number // len(COLOURS) % 3]
+        if label == "SMoE":
+            style = {"color": "black", "linewidth": 3.0, "zorder": 3}
+        shape = run["recipe"]["data"]["spatial_shape"]
+        where = "" if tuple(shape) == HeatDiffusion().spatial_shape else f" ({shape[0]} x {shape[1]} pixels)"
+        axes.plot(np.arange(1, len(values) + 1) * length, values, label=label + where, **style)
     axes.set(xscale="log", ylim=(0, 101), xlabel="epochs of the paper's data")
     axes.set_ylabel("validation pixels within 1 %, in %")
     axes.grid(color="0.9")

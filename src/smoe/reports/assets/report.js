@@ -199,7 +199,7 @@ class Chart {
     const room = (high - low || Math.abs(high) || 1) * 0.06;
     [low, high] = isLog ? [low / 1.3, high * 1.3] : [low - room, high + room];
 
-    const [left, right, top, bottom] = [62, width - 14, 12, height - 36];
+    const [left, right, top, bottom] = [62, width - 14, unit ? 24 : 12, height - 36];
     const half = labels.length ? 0.5 : 0;
     const each = (right - left) / (steps.at(-1) - steps[0] + 2 * half || 1);
     const toX = (x) => left + (x - steps[0] + half) * each;
@@ -214,8 +214,9 @@ class Chart {
     const powers = isLog ? ticks(Math.log10(low), Math.log10(high), 5).filter(Number.isInteger) : [];
     for (const tick of isLog ? powers.map((power) => 10 ** power) : ticks(low, high, 5)) {
       draw("line", { class: "grid", x1: left, x2: right, y1: toY(tick), y2: toY(tick) });
-      write(`${format(tick)}${unit}`, left - 8, toY(tick) + 4, "end");
+      write(format(tick), left - 8, toY(tick) + 4, "end");
     }
+    write(unit.trim(), 4, 12, "start");
     const whole = ticks(steps[0], steps.at(-1), Math.max(2, Math.floor(width / 80))).filter(Number.isInteger);
     for (const step of whole) write(labels[step] ?? step, toX(step), height - 19, "middle");
     write(xName, (left + right) / 2, height - 4, "middle");
