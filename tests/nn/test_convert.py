@@ -225,7 +225,7 @@ def test_a_layer_that_computes_something_else_is_named(monkeypatch: pytest.Monke
 class Uses(nn.Module):
     """A function of convolutions and of the inputs."""
 
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.conv, self.other, self.function = *(nn.Conv2d(3, 3, 3, padding=1) for _ in range(2)), function
         self.hidden = [self.conv]
@@ -277,6 +277,23 @@ UNCALLED = "the network reaches conv in another way than by name"
 def test_refusals(net: nn.Module, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         smoe.convert(net, example_input=X, **options)
+
+
+def test_random_outputs_of_another_layout_are_no_difference() -> None:
+    """As the variational autoencoders of MONAI, whose attention leaves the channels last."""
+
+    def sample(net: Uses, x: torch.Tensor) -> Any:
+        y = net.conv(x.to(memory_format=torch.channels_last))
+        return y, net.other(torch.randn_like(y) * y)
+
+    with pytest.warns(UserWarning, match="random in evaluation mode too"):
+        smoe.convert(Uses(sample), example_input=X)
+    wrong: nn.Module = Uses(lambda net, x: (sample(net, x)[1], net.other(net.conv(x) / net.conv.weight.norm())))
+    with (
+        pytest.warns(UserWarning, match="random"),
+        pytest.raises(ValueError, match="computes something else, first at other"),
+    ):
+        smoe.convert(wrong, example_input=X)
 
 
 def test_what_is_refused_can_be_left_out() -> None:
