@@ -186,7 +186,8 @@ def _map_view(places: Places, cells: np.ndarray) -> View:
         longitude, latitude = _coast(across, down, min(np.ptp(across) / cells.shape[1], np.ptp(down) / cells.shape[0]))
         light = _coast_light(cells, parts * (_index(down, latitude) + 0.5), parts * (_index(across, longitude) + 0.5))
     if height and width and (places.is_geographic or rows.units == columns.units):
-        ratio = len(across) / len(down) / min(4.0, max(0.25, height / width))
+        # A narrow band is stretched: its coordinates stand beside it.
+        ratio = min(8.0, len(across) / len(down) / min(4.0, max(0.25, height / width)))
     ticks = []
     for values, is_row in ((across, False), (down, True)):
         round_values = _round_values(values, places.is_geographic)
@@ -220,9 +221,12 @@ def _globe_views(places: Places) -> list[View]:
         raise ValueError("a globe needs latitudes and longitudes")
     rows, num_columns = places.rows.values, places.shape[1]
     around = np.concatenate([places.columns.values % 360.0 + turn for turn in (-360.0, 0.0, 360.0)])
+    step = np.abs(np.diff(rows)).max(initial=0.0)
 
     def cells_at(latitude: np.ndarray, longitude: np.ndarray, is_seen: np.ndarray) -> np.ndarray:
         column = _nearest(around, longitude % 360.0) % num_columns
+        # Rows may end far from the poles.
+        is_seen = is_seen & (latitude > rows.min() - step) & (latitude < rows.max() + step)
         return np.where(is_seen, _nearest(rows, latitude) * num_columns + column, -1)
 
     coast_east, coast_north = _coast(np.array([-180.0, 180.0]), np.array([-90.0, 90.0]), 0.25)

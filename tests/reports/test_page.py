@@ -245,6 +245,9 @@ def test_dots_of_a_globe_show_the_pixel_that_is_nearest() -> None:
     shares = np.bincount(whole.cells[whole.cells >= 0] // 9, minlength=4) / (whole.cells >= 0).sum()
     edges = np.sin(np.deg2rad([90.0, 35.0, -5.0, -50.0, -90.0]))
     np.testing.assert_allclose(shares, -np.diff(edges) / 2, atol=0.005)
+    # Beyond the rows of a band there is nothing: up to 15 degrees it covers 26 % of a globe.
+    band = make_views(Places.globe(np.array([-10.0, -5.0, 0.0, 5.0, 10.0]), longitude))[0][0].cells
+    assert (band >= 0).sum() / (whole.cells >= 0).sum() == pytest.approx(np.sin(np.deg2rad(15.0)), abs=0.005)
 
 
 def test_coasts_are_where_they_are() -> None:

@@ -302,7 +302,7 @@ class _Maker:
                 # One pixel where the other is nearly perfect must not take the precision of all others.
                 gain = np.maximum(100.0 * (1.0 - values / theirs), -100.0)
             low, median, high = _quantiles(gain, 0.02, 0.5, 0.98)
-            reach, better = max(abs(low), abs(high), 1e-12), (gain > 0).sum() / max(1, np.isfinite(gain).sum())
+            reach, better = max(abs(low), abs(high), 0.1), (gain > 0).sum() / max(1, np.isfinite(gain).sum())
             maps.append(self._map(f"Gain over {name}", f"gain over {name}", gain, (-reach, reach, "%", "diverging")))
             maps[-1]["words"] = (
                 f"Share of the error of {name} that this run removes at each pixel, at least -100 %; blue is better. "

@@ -107,7 +107,7 @@ def places_of(fitted: Fitted) -> Places:
         return Places("mesh", grid.shape[1:], coordinates=grid.rows)
     if grid.kind == "indexed":
         return Places("grid", grid.shape)
-    if grid.kind == "latitude-longitude" and grid.closes_circle:
+    if grid.kind == "latitude-longitude" and grid.closes_circle and np.ptp(grid.rows) > 60.0:
         return Places.globe(grid.rows, grid.columns)
     is_geographic = grid.kind in ("latitude-longitude", "curvilinear")
     if is_geographic:
