@@ -407,7 +407,9 @@ def _chart(name: str, series: Mapping[str, tuple[Sequence[float | None], Sequenc
     """Curves over epochs by their names; with a logarithmic axis if they span decades."""
     known = {label: [value for value in values if value is not None] for label, (_, values) in series.items()}
     every = [value for values in known.values() for value in values]
-    is_log = bool(every) and min(every) > 0 and max(every) > 300 * min(every)
+    # Shares are read on a scale from none to all.
+    is_share = any(word in name for word in ("percent", "accuracy", "routing/"))
+    is_log = bool(every) and not is_share and min(every) > 0 and max(every) > 300 * min(every)
     ends = [(label, show_number(values[0]), show_number(values[-1])) for label, values in known.items() if values]
     words = "; ".join(f"{label}: from {first} to {last}" for label, first, last in ends[:4]) + "."
     shown = [(label, list(steps), list(values)) for label, (steps, values) in series.items()]
