@@ -175,6 +175,25 @@ def test_the_chart_of_speed_is_that_of_the_stored_table():
     assert draw_performance.PICTURE.read_text() == drawn, "run python tools/draw_performance.py"
 
 
+# Numbers of other kinds: of a release, of a grid, of a paper.
+NOT_MEASURED = {"docs/ens10.md": {"3.3", "0.79"}, "docs/images.md": {"81.33", "80.83"}, "docs/rules.md": {"0.25"}}
+
+
+@pytest.mark.parametrize(
+    "name", [f"docs/{each}.md" for each in ("heat", "weather", "ens10", "images", "geometries", "gpu", "rules")]
+)
+def test_numbers_in_sentences_are_in_a_table_that_the_document_links(name: str):
+    text = (ROOT / name).read_text()
+    links = set(re.findall(r"\]\(\.\.(/paper/results/[^)#]*\.md)", text))
+    tables = "".join((ROOT / link[1:]).read_text() for link in links)
+    known = {float(number) for number in re.findall(r"(?<![\w.])\d*\.?\d+", tables)}
+    for part in (r"```.*?```", r"<!-- (?:numbers|table).*?<!-- end -->", r"`[^`]*`", r"\]\([^)]*\)"):
+        text = re.sub(part, "", text, flags=re.DOTALL)
+    found = set(re.findall(r"(?<![\w.])\d*\.\d+(?![\w.])", text)) - NOT_MEASURED.get(name, set())
+    unknown = {each for each in found if float(each) not in {round(value, len(each.split(".")[1])) for value in known}}
+    assert unknown == set()
+
+
 def test_numbers_are_those_of_the_stored_tables():
     stale = [name for name in _documents() if (text := (ROOT / name).read_text()) != fill_numbers.fill(text)]
     assert stale == [], "run python tools/fill_numbers.py"
