@@ -84,7 +84,7 @@ def test_the_better_net_needs_no_note_and_an_unknown_one_has_one() -> None:
     model.fit(x, y)
     better = {"base": 1.0, "net": 0.8, "plain": 0.9}
     one, none = np.ones(1), np.zeros(1)
-    shares = {"net": one, "plain": none, "twin": none}
+    shares = {"net": one, "plain": none, "fold0": none}
     fitted = replace(model.fitted, validation=better, shares=shares, verdict="")
     assert not fitted.remarks()
     assert "no plain net was fitted" in str(replace(fitted, plain=None).remarks())

@@ -19,13 +19,13 @@ from smoe.regression._ladder import COMBINATION, TimeBasis
 from smoe.regression._ladder_fit import (
     NormalEquations,
     candidate_bases,
-    earned_weights,
+    earned_share,
     mesh_neighbours,
     ring_neighbours,
 )
 from smoe.regression._options import RegressorOptions
-from smoe.regression._scores import TREES
-from smoe.regression._training import _beyond, _products
+from smoe.regression._scores import MEAN_OF_ROWS, TREES
+from smoe.regression._training import _beyond, _errors_without_shift
 
 MONTHS = (np.datetime64("1990-01") + np.arange(180)).astype("datetime64[ns]") + np.timedelta64(14, "D")
 QUIET: dict[str, Any] = {"device": "cpu", "progress": False}
@@ -79,11 +79,11 @@ def test_the_damped_anomaly_is_least_squares_at_each_pixel() -> None:
     np.testing.assert_allclose(predicted, expected, atol=0.02)
 
 
-def test_what_predicts_is_as_good_as_any_simple_model_at_times_that_were_not_fitted(tmp_path: Path) -> None:
+def test_what_predicts_is_about_as_good_as_any_simple_model_at_times_that_were_not_fitted(tmp_path: Path) -> None:
     y = seasonal(1)
     model = smoe.GridRegressor(net="layer", lead="1 month", **SMALL).fit(y, y, validation="2003:")
     errors = model.fitted.ladder.errors
-    assert errors[model.fitted.base][0] <= min(each[0] for each in errors.values())
+    assert errors[model.fitted.base][0] <= 1.005 * min(each[0] for each in errors.values())
     table = model.score(y, y, period=model.fitted.period_of("validation"))
     assert table.value("model") <= 1.01 * min(table.rmse[name][0] for name in table.rmse)
     assert model.fitted.weakness is None and "whose filters are the same everywhere: " in model.fitted.verdict
@@ -91,26 +91,25 @@ def test_what_predicts_is_as_good_as_any_simple_model_at_times_that_were_not_fit
     again = smoe.GridRegressor.load(tmp_path / "m")
     xr.testing.assert_equal(again.predict(y), model.predict(y))
     # Trees are not in files.
-    scored, found = model.score(y, y), again.score(y, y)
-    assert (
-        set(scored.rmse) - {TREES} == set(found.rmse) and {name: scored.rmse[name] for name in found.rmse} == found.rmse
-    )
+    scored, found = ({name: each for name, each in one.score(y, y).rmse.items() if name not in (TREES, MEAN_OF_ROWS)}
+                     for one in (model, again))  # fmt: skip
+    assert scored == found
 
 
 def test_shares_of_nets_add_up_to_what_predicts() -> None:
     y = seasonal(1)
     model = smoe.GridRegressor(net="layer", lead="1 month", **SMALL).fit(y, y, validation="2003:")
     fitted = model.fitted
-    shares = {name: np.asarray([share]) for name, share in (("net", 0.25), ("plain", 0.0), ("twin", 0.5))}
+    shares = {name: np.asarray([share]) for name, share in (("net", 0.25), ("plain", 0.0), ("fold1", 0.5))}
     found = []
-    for each in ({"net": 1.0}, {"twin": 1.0}, {}, shares):
+    for each in ({"net": 1.0}, {"fold1": 1.0}, {}, shares):
         some = {name: np.asarray([each.get(name, 0.0)]).reshape(1) for name in fitted.shares}
         model._fitted = replace(fitted, shares=some)
         found.append(model.predict(y)["t2m"].values)
-    net, twin, base, mixed = found
-    np.testing.assert_allclose(mixed, 0.25 * base + 0.25 * net + 0.5 * twin, rtol=1e-5)
+    net, fold, base, mixed = found
+    np.testing.assert_allclose(mixed, 0.25 * base + 0.25 * net + 0.5 * fold, rtol=1e-5)
     model._fitted = replace(fitted, shares=shares)
-    assert model.fitted.kept == "twin" and "layer of" in model.fitted.describe()
+    assert model.fitted.kept == "fold1" and "layer of" in model.fitted.describe()
     # What nets add fades where the level is beyond all that was seen.
     after, model._fitted = model.predict(y + 25.0), replace(fitted, shares={name: np.zeros(1) for name in shares})
     faded = np.abs(after["t2m"] - model.predict(y + 25.0)["t2m"]).max()
@@ -158,32 +157,21 @@ def test_a_level_that_two_inputs_have_counts_once() -> None:
 def test_a_shift_of_all_times_is_no_evidence_for_a_net() -> None:
     generator = np.random.default_rng(0)
     truth, base = generator.normal(size=(2, 30, 1, 4, 5))
-    products = _products([each[:, :, None] for each in (base, base + 3.0)], truth, np.ones((4, 5)), RegressorOptions())
-    np.testing.assert_allclose(products[1, 1], products[0, 0], rtol=1e-6)
-    np.testing.assert_allclose(products[0, 1], products[0, 0], rtol=1e-6)
+    errors = [_errors_without_shift(each[:, :, None], truth, np.ones((4, 5)), RegressorOptions())
+              for each in (base, base + 3.0, base - truth)]  # fmt: skip
+    np.testing.assert_allclose(errors[1], errors[0], rtol=1e-6)
+    assert errors[2].mean() > 1.5 * errors[0].mean()
 
 
-def test_weights_are_the_best_of_a_simplex() -> None:
-    generator = np.random.default_rng(0)
-    errors = generator.normal(size=(400, 4)) * np.asarray([1.0, 1.1, 1.5, 9.0])
-    products = errors.T @ errors / 400
-    # Blocks that are all alike leave no doubt.
-    share, drawn = np.full(5, 0.2), 0.2 * products[1, 1]
-    found = earned_weights(np.stack([products] * 5), share, start=1, drawn=0.2)
-
-    def cost(weights: np.ndarray) -> float:
-        return float(weights @ products @ weights + drawn * np.square(weights - np.eye(4)[1]).sum())
-
-    others = generator.dirichlet(np.ones(4), 20_000)
-    assert found.sum() == pytest.approx(1.0) and found.min() >= 0.0
-    assert cost(found) <= 1.01 * min(map(cost, others))
-    # The first is better in two blocks of five, by so much that it is better on average: no evidence.
-    better, worse = ([size, 1.0] for size in np.sqrt([0.2, 1.45]))
-    of_blocks = np.stack([np.outer(each, each) for each in (better, better, worse, worse, worse)])
-    assert of_blocks.mean(axis=0)[0, 0] < 0.96
-    np.testing.assert_array_equal(earned_weights(of_blocks, share, start=1, drawn=0.02), [0.0, 1.0])
-    # Errors that are all the same gain nothing.
-    np.testing.assert_allclose(earned_weights(np.ones((5, 2, 2)), share, start=0, drawn=0.2), [1.0, 0.0])
+def test_a_share_is_earned_by_how_sure_a_gain_is() -> None:
+    # The mean over its standard error: 1 / (sqrt(2 / 3) / sqrt(4)).
+    gains = np.asarray([0.0, 1.0, 1.0, 2.0, np.nan])
+    assert earned_share(gains, 0.1) == pytest.approx(0.1 + 0.25 * 6.0**0.5)
+    assert earned_share(1e6 * gains, 0.1) == pytest.approx(earned_share(gains, 0.1))
+    assert earned_share(-gains, 0.7) == pytest.approx(0.7 - 0.25 * 6.0**0.5)
+    assert earned_share(np.ones(5), 0.3) == 1.0 and earned_share(-np.ones(5), 0.3) == 0.0
+    # Nothing gained leaves the prior share; one block is no evidence at all.
+    assert earned_share(np.zeros(5), 0.3) == 0.3 and earned_share(np.ones(1), 0.3) == 0.0
 
 
 def test_a_block_is_predicted_by_a_fit_that_has_not_seen_it() -> None:

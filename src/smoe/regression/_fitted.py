@@ -189,13 +189,18 @@ class Learned:
     notes: tuple[str, ...]  # what was noted of the data of the fit, and what looked wrong in them
 
 
+FOLDS = ("fold0", "fold1", "fold2")
+"""Names of plain nets that are fitted without a third of the blocks of times each, for shares and in files."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fitted(Learned):
     """A fitted regressor."""
 
     net: Regression  # trained SMoE net, or the user's own net; for a simple model, one that adds nothing
     plain: Regression | None = None  # plain net of the same size, if one was fitted beside it
-    twin: Regression | None = None  # the same from another seed: both have the same share
+    # plain nets of the same size, each fitted without a third of the blocks of training and validation
+    folds: tuple[Regression, ...] = ()
     mesh: Mesh | None = None  # mesh that the nodes of the grid belong to; None for a grid
     trees: Trees | None = None  # boosted trees, if LightGBM is installed; not in files
 
@@ -222,7 +227,7 @@ class Fitted(Learned):
     @property
     def nets(self) -> dict[str, Regression]:
         """The nets that were trained."""
-        found = {"net": self.net, "plain": self.plain, "twin": self.twin}
+        found = {"net": self.net, "plain": self.plain, **dict(zip(FOLDS, self.folds, strict=False))}
         return {name: net for name, net in found.items() if net is not None and name in self.shares}
 
     @property
@@ -234,7 +239,7 @@ class Fitted(Learned):
     @property
     def keeps_plain(self) -> bool:
         """Whether a plain net predicts more than the SMoE net."""
-        return self.kept in ("plain", "twin")
+        return self.kept not in ("net", "ladder")
 
     @property
     def predictor(self) -> Regression:
@@ -258,12 +263,13 @@ class Fitted(Learned):
     def describe(self) -> str:
         """Net, targets and grid in one line."""
         plain = f"plain {self.options.net}"
-        kinds = {"net": "own net" if self.has_own_net else self.options.net, "plain": plain, "twin": plain}
+        kind = "own net" if self.has_own_net else self.options.net
         used = [
-            f"{kinds[name]} of {count_parameters(net)} parameters"
+            f"{kind if name == 'net' else plain} of {count_parameters(net)} parameters"
             for name, net in self.nets.items()
             if self.shares[name].any()
         ]
+        used = [f"{used.count(each)} x {each}" if used.count(each) > 1 else each for each in dict.fromkeys(used)]
         what = f"{' + '.join(used)} on {self.base}" if used else self.base
         targets = ", ".join(channel.name for channel in self.target_channels)
         lead = f", lead {self.options.lead}" if self.options.lead else ""

@@ -73,6 +73,14 @@ class GridSamples:
         lead = None if self.lead is None else self.lead[rows]
         return GridSamples(self.inputs, self.targets, self.pairs.select(rows), self.statistics, lead)
 
+    def join(self, other: GridSamples) -> GridSamples:
+        """These samples, and then others of the same fields."""
+        names = ("inputs", "targets", "starts", "valid")
+        parts = [np.concatenate([getattr(self.pairs, name), getattr(other.pairs, name)]) for name in names]
+        pairs = Pairs(parts[0], parts[1], parts[2], parts[3], self.pairs.calendar)
+        lead = None if self.lead is None or other.lead is None else np.concatenate([self.lead, other.lead])
+        return GridSamples(self.inputs, self.targets, pairs, self.statistics, lead)
+
     def times(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Times of the inputs and of the targets, and lead times where they differ."""
         chosen = np.asarray(indices, np.int64)

@@ -29,7 +29,7 @@ from smoe.gridded import (
     with_provenance,
     write_cf,
 )
-from smoe.regression._fitted import Fitted, OutputLayout, pixel_weights
+from smoe.regression._fitted import FOLDS, Fitted, OutputLayout, pixel_weights
 from smoe.regression._ladder import fit_trees, num_channels
 from smoe.regression._ladder_fit import LadderFit
 from smoe.regression._nets import (
@@ -52,8 +52,8 @@ from smoe.regression._prediction import (
 )
 from smoe.regression._preparation import Prepared, join_leads, open_sources, pair_sources, prepare
 from smoe.regression._saved import load_model, save_model
-from smoe.regression._scores import MODEL, TREES, ErrorSums, ScoreTable, make_table, score_samples
-from smoe.regression._training import BaseFields, GridObjective, NetSamples, judge, train_net
+from smoe.regression._scores import MEAN_OF_ROWS, MODEL, TREES, ErrorSums, ScoreTable, make_table, score_samples
+from smoe.regression._training import BaseFields, Folded, GridObjective, NetSamples, judge, net_fields, train_net
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
 from smoe.training.run_directory import RunDirectory
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 # Values of all training inputs up to which a plain net is fitted beside the model by default.
 _SMALL_DATA = 50_000_000
-# The same, up to which a second one is fitted: the fewer the data, the more a net depends on its seed.
+# The same, up to which plain nets of folds are fitted: the fewer the data, the more a net depends on its seed.
 _FEW_DATA = 3_000_000
 
 
@@ -269,12 +269,16 @@ class GridRegressor:
         recipe = {"options": asdict(options), "inputs": [c.name for c in prepared.inputs.channels]}
         records: dict[str, list[dict[str, Any]]] = {}
         nets: dict[str, Regression] = {"net": net}
+        folded: Folded | None = None
 
         def learn(which: str, seed: int, to: Reporter) -> None:
             corrected.begin(nets[which], options)
+            parts = (train, corrected.train), (validation, corrected.validation)
+            if folded is not None and which in FOLDS:
+                parts = ((folded.samples.take(rows), folded.base[rows]) for rows in folded.rows(which))
             splits = {
-                name: NetSamples(prepared.splits[name], ladders.train, values, corrected.scale, is_own=is_own)
-                for name, values in (("train", corrected.train), ("validation", corrected.validation))
+                name: NetSamples(samples, ladders.train, values, corrected.scale, is_own=is_own)
+                for name, (samples, values) in zip(("train", "validation"), parts, strict=True)
             }
             place = directory
             if directory is not None and which != "net":
@@ -292,24 +296,32 @@ class GridRegressor:
                 learn("net", options.seed, logged)
                 if compares:
                     notify("fitting plain nets of the same size, to compare with")
-                plain_nets = [("plain", options.seed), *([("twin", options.seed + 1)] * (num_values <= _FEW_DATA))]
-                for which, seed in plain_nets if compares else ():
+                if compares and num_values <= _FEW_DATA:
+                    folded = Folded.of(train, validation, corrected, ladders.block)
+                for number, which in enumerate(("plain", *(FOLDS if folded is not None else ())) if compares else ()):
+                    seed = options.seed + number
                     torch.manual_seed(seed)
                     nets[which] = make_plain_net(
                         "resnet" if is_own else options.net, shape, num_blocks=options.num_blocks,
                         num_parameters=count_shared_parameters(net), mesh=mesh,
                     )  # fmt: skip
                     learn(which, seed, reporter)
+                    if folded is not None and which in FOLDS:
+                        unseen = folded.rows(which)[1]
+                        folded.values[which] = net_fields(
+                            nets[which], ladders.train, folded.samples.take(unseen), folded.base[unseen], options,
+                            is_own=is_own,
+                        )  # fmt: skip
         is_refitted = options.refit == "yes" or (options.refit == "auto" and "test" in prepared.splits)
         times = np.concatenate([train.pairs.starts, train.pairs.valid])
-        judged = judge(nets, corrected, validation, ladders.train, weights, options, is_own=is_own)
+        judged = judge(nets, corrected, validation, ladders.train, weights, options, is_own=is_own, folded=folded)
         fitted = Fitted(
             options=options,
             ladder=ladders.train,
             base=base,
             net=net,
             plain=nets.get("plain"),
-            twin=nets.get("twin"),
+            folds=tuple(nets[name] for name in FOLDS if name in nets),
             shares=judged.shares,
             spread=replace(corrected.spread, widen=judged.widen),
             validation=judged.validation,
@@ -421,7 +433,7 @@ class GridRegressor:
         common = [name for name in tables[0].squared if all(name in each.squared for each in tables)]
         sums = {name: ErrorSums([each.squared[name] for each in tables], [each.absolute[name] for each in tables])
                 for name in common}  # fmt: skip
-        simple = [name for name in common if name not in (MODEL, TREES) and "net" not in name]
+        simple = [name for name in common if name not in (MODEL, TREES, MEAN_OF_ROWS) and "net" not in name]
         whole = Period(int(pairs.starts.min()), int(pairs.valid.max()) + 1, pairs.calendar)
         return make_table(
             sums, tables[0].targets, tables[0].units, None, period=f"{len(tables)} blocks of {whole}", simple=simple

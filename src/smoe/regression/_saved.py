@@ -19,14 +19,15 @@ from smoe._files import FileLock, LockedError, checksum, reason_not_to_write, wr
 from smoe._plain import RecipeError, from_plain, to_plain
 from smoe.errors import DataError
 from smoe.meshes import mesh_arrays, mesh_from_files, mesh_words
-from smoe.regression._fitted import Fitted, Learned
+from smoe.regression._fitted import FOLDS, Fitted, Learned
 from smoe.regression._ladder import num_channels
 from smoe.regression._nets import count_shared_parameters, make_net, make_plain_net, wrap_own_net
 from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, RegressorOptions
 from smoe.version import __version__
 
-FORMAT, VERSION = "smoe-grid-regressor", 1
+FORMAT, VERSION = "smoe-grid-regressor", 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_NETS = ("net", "plain", *FOLDS)
 _NEW_WEIGHTS, _LOCK_FILE = "model.safetensors.new", ".save.lock"
 _ARRAY, _TEXT = "@array", "@text"
 # Of a config beside what was learned.
@@ -80,7 +81,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
     for name in MACHINE_OPTIONS:
         del config["options"][name]
     tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
-    for prefix, net in (("net", fitted.net), ("plain", fitted.plain), ("twin", fitted.twin)):
+    for prefix, net in zip(_NETS, (fitted.net, fitted.plain, *fitted.folds), strict=False):
         if net is not None:
             state = net.state_dict()
             tensors |= {f"{prefix}.{name}": tensor.detach().cpu().clone() for name, tensor in state.items()}
@@ -173,7 +174,7 @@ def _build(
     config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn.Module | None, transform: str | None,
     path: Path,
 ) -> Fitted:  # fmt: skip
-    of_nets = ("net.", "plain.", "twin.")
+    of_nets = tuple(f"{name}." for name in _NETS)
     arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(of_nets)}
     plain = _attached({name: value for name, value in config.items() if name not in _BESIDE}, arrays)
     learned: Learned = from_plain(Learned, plain)
@@ -196,16 +197,16 @@ def _build(
         _check_size(learned, _of(tensors, "net."))
         net = make_net(shape, options, mesh)
     net.load_state_dict(_of(tensors, "net."))
-    nets: dict[str, Any] = {"net": net.eval()}
-    for name in ("plain", "twin"):
+    plain_nets = []
+    for name in _NETS[1:]:
         if state := _of(tensors, f"{name}."):
-            nets[name] = make_plain_net(
+            plain_nets.append(make_plain_net(
                 "resnet" if learned.has_own_net else options.net, shape, num_blocks=options.num_blocks,
                 num_parameters=count_shared_parameters(net), mesh=mesh,
-            )  # fmt: skip
-            nets[name].load_state_dict(state)
-            nets[name].eval()
-    return Fitted(**vars(learned), **nets, mesh=mesh)
+            ).eval())  # fmt: skip
+            plain_nets[-1].load_state_dict(state)
+    plain, folds = next(iter(plain_nets), None), tuple(plain_nets[1:])
+    return Fitted(**vars(learned), net=net.eval(), plain=plain, folds=folds, mesh=mesh)
 
 
 def _check_size(learned: Learned, state: dict[str, torch.Tensor]) -> None:

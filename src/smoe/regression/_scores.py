@@ -28,7 +28,7 @@ from smoe.gridded import (
 )
 from smoe.regression._fitted import Fitted, central, errors_in_units, finished, model_values, net_values
 from smoe.regression._ladder import CLIMATOLOGY, COMBINATION, PERSISTENCE
-from smoe.regression._options import RegressorOptions
+from smoe.regression._options import SIMPLE, RegressorOptions
 from smoe.regression._prediction import find_gaps, open_inputs, read_inputs
 from smoe.regression._preparation import (
     lead_channel,
@@ -249,7 +249,8 @@ _BATCH = 32
 
 
 PLAIN = "plain net of the same size"
-TWIN = "plain net of another seed"
+MEAN_OF_NETS = "mean of all nets"
+MEAN_OF_ROWS = "average of all rows"
 SMOE = "SMoE net"
 TREES = "LightGBM"
 
@@ -343,11 +344,15 @@ def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *
     """Predictions of the nets and the simple models for some samples."""
     rungs = fitted.ladder.predict(before, *times)
     values = {MODEL: model_values(fitted, before, times, rungs)}
-    labels = {"net": fitted.net_kind, "plain": PLAIN, "twin": TWIN}
-    for name, net in fitted.nets.items():
-        if fitted.shares[name].min() < 1.0:
-            found = net_values(fitted, net, before, times, rungs[fitted.base])
-            values[labels[name]] = finished(fitted, found)
+    labels = {"net": fitted.net_kind, "plain": PLAIN}
+    of_nets = {
+        name: finished(fitted, net_values(fitted, net, before, times, rungs[fitted.base]))
+        for name, net in fitted.nets.items()
+    }
+    values |= {labels[name]: each for name, each in of_nets.items()
+               if name in labels and fitted.shares[name].min() < 1.0}  # fmt: skip
+    if len(of_nets) > 1:
+        values[MEAN_OF_NETS] = np.mean(list(of_nets.values()), axis=0)
     if fitted.trees is not None:
         found = fitted.spread.numbers(
             fitted.trees.predict(before, *times[1:]), times[1], fitted.options, fitted.trees.spread
@@ -358,6 +363,9 @@ def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *
         name: finished(fitted, fitted.spread.numbers(rungs[rung], times[1], fitted.options, fitted.spread_of(rung)))
         for name, rung in names.items()
     }
+    if fitted.options.net not in SIMPLE:
+        rows = [each for name, each in (values | simple).items() if name not in (MODEL, MEAN_OF_NETS)]
+        values[MEAN_OF_ROWS] = np.mean(rows, axis=0)
     if fitted.options.transform is not None:
         before = before.copy()
         same = [number for number in fitted.statistics.reference if number >= 0]

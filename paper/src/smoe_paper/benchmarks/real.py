@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -31,10 +32,11 @@ from smoe_paper.benchmarks.timing import circumstances, write_table
 
 RESULTS = Path("paper/results/bench")
 BY_HAND = ("damped anomaly by hand", "ridge by hand")
-U_NET = "U-Net on simple models"
+U_NET, AVERAGE_BY_HAND = "U-Net on simple models", "average by hand"
 _HEAD = ("task", "target", "samples", "model", "model - best other", "±", "best other row", "persistence",
-         "climatology", "damped anomaly", "ridge", *BY_HAND, "SMoE net", "plain net on simple models",
-         "plain net of another seed", U_NET, "LightGBM", "what predicts", "processor s", "MB")  # fmt: skip
+         "oracle - best, %", "beyond 1 %", "climatology", "damped anomaly", "ridge", *BY_HAND, "SMoE net",
+         "plain net on simple models", "mean of all nets", U_NET, "LightGBM", "average of all rows", AVERAGE_BY_HAND,
+         "what predicts", "processor s", "MB")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -282,9 +284,12 @@ def _rows(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     ("persistence", "persistence"), ("climatology", climatology), ("damped anomaly", "damped anomaly"),
                     ("ridge", "ridge regression"), *((row, row) for row in BY_HAND), ("SMoE net", "SMoE net"),
                     ("plain net on simple models", "plain net of the same size"),
-                    *((row, row) for row in ("plain net of another seed", U_NET, "LightGBM")),
+                    *((row, row) for row in ("mean of all nets", U_NET, "LightGBM", "average of all rows",
+                                             AVERAGE_BY_HAND)),
                 )
             },
+            **{column: f"{found[0]['hindsight'][number][place]:.2g}"
+               for place, column in enumerate(("oracle - best, %", "beyond 1 %"))},
             "what predicts": found[0]["kept"],
             "processor s": f"{np.mean([each['seconds'] for each in found]):.0f}",
             "MB": f"{max(each['memory'] for each in found):.0f}",
@@ -298,7 +303,7 @@ def measure(name: str, seed: int, cache: Path, real: Path) -> dict[str, Any]:
 
     import smoe
     from smoe.regression._preparation import prepare
-    from smoe.regression._scores import bootstrap_spread
+    from smoe.regression._scores import bootstrap_spread, weighted_means
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -312,19 +317,23 @@ def measure(name: str, seed: int, cache: Path, real: Path) -> dict[str, Any]:
     table = model.score(x, y)
     rmse = {row: list(values) for row, values in table.rmse.items()}
     errors = {row: np.asarray(values) for row, values in table.squared.items()}
-    others: dict[str, np.ndarray] = {}
     if seed == 0:
         samples = prepare(x, y, model.options, task.periods, cache=cache).splits
-        others = by_hand(samples, model.fitted.pixel_weights) | {U_NET: _unet_errors(model, task, x, y)}
-    for row, each in others.items():
-        if len(each) == len(errors["model"]):
-            errors[row] = each
-            rmse[row] = np.sqrt(np.nanmean(each, axis=0)).tolist()
+        others = by_hand(samples) | {U_NET: _fields(_unet(model, task, x, y), x, y, "model")}
+        truth = samples["test"].physical(np.arange(len(samples["test"])))[1]
+        of_trees = _fields(model, x, y, "LightGBM") if "LightGBM" in errors else None
+        rows = [*others.values(), *([] if of_trees is None else [of_trees])]
+        if all(each.shape == truth.shape for each in rows):
+            others[AVERAGE_BY_HAND] = np.mean(rows, axis=0)
+            for row, fields in others.items():
+                errors[row] = weighted_means(np.square(fields - truth), truth, model.fitted.pixel_weights)
+                rmse[row] = np.sqrt(np.nanmean(errors[row], axis=0)).tolist()
     return {
         "targets": list(table.targets),
         "samples": " / ".join(str(model.fitted.samples[part]) for part in ("train", "validation", "test")),
         "rmse": rmse,
         "paired": {row: bootstrap_spread(errors["model"], 0, each).tolist() for row, each in errors.items()},
+        "hindsight": np.stack(_hindsight({row: each for row, each in errors.items() if row != "model"}), 1).tolist(),
         "kept": model.fitted.describe().partition(" for ")[0],
         "verdict": model.fitted.verdict,
         "seconds": seconds,
@@ -332,8 +341,35 @@ def measure(name: str, seed: int, cache: Path, real: Path) -> dict[str, Any]:
     }
 
 
-def _unet_errors(model: Any, task: Task, x: xr.Dataset, y: xr.Dataset) -> np.ndarray:
-    """Squared errors of a plain U-Net with as many parameters as the filters of the SMoE net, in the same training."""
+def _hindsight(errors: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """How far an oracle that knows which row has the least expected error is behind the best row in hindsight.
+
+    In a bootstrap of blocks of times whose truth is what was measured: the mean of it, %, and how often it is beyond
+    1 %, of each target. Rows differ less in truth than in what was measured, so that both are too low.
+    """
+    stacked = np.stack(list(errors.values()))
+    count, generator = stacked.shape[1], np.random.default_rng(0)
+    length, best = max(1, math.isqrt(count)), np.nanmean(stacked, axis=1).argmin(axis=0)
+    behind = []
+    for _ in range(400):
+        firsts = generator.integers(0, count, -(-count // length))
+        rows = (firsts[:, None] + np.arange(length)).ravel()[:count] % count
+        roots = np.sqrt(np.nanmean(stacked[:, rows], axis=1))
+        behind.append(100.0 * (roots[best, np.arange(len(best))] / roots.min(axis=0) - 1.0))
+    return np.mean(behind, axis=0), np.mean(np.asarray(behind) > 1.0, axis=0)
+
+
+def _fields(model: Any, x: xr.Dataset, y: xr.Dataset, row: str) -> np.ndarray:
+    """What a row of the table of a model predicts in the test period, `(N, K, H, W)`."""
+    from smoe.regression._scores import compare_batches, open_scored
+
+    return np.concatenate(
+        [batch.nets[row][:, :, 0] for batch in compare_batches(model.fitted, open_scored(model.fitted, x, y))]
+    )
+
+
+def _unet(model: Any, task: Task, x: xr.Dataset, y: xr.Dataset) -> Any:
+    """A plain U-Net with as many parameters as the filters of the SMoE net, in the same training."""
     import torch
 
     import smoe
@@ -346,11 +382,11 @@ def _unet_errors(model: Any, task: Task, x: xr.Dataset, y: xr.Dataset) -> np.nda
         num_parameters=count_shared_parameters(fitted.net),
     ).net  # fmt: skip
     own = smoe.GridRegressor(net, progress=False, seed=fitted.options.seed, compare="no", keep="smoe", **task.options)
-    return own.fit(x, y, **task.periods).score(x, y).squared["model"]
+    return own.fit(x, y, **task.periods)
 
 
-def by_hand(samples: Mapping[str, Any], weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Squared error at each time of the test period and target of two regressions as one would write them."""
+def by_hand(samples: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Predictions of the test period, `(N, K, H, W)`, by two regressions as one would write them."""
     past, test = [samples["train"], samples["validation"]], samples["test"]
     pairs = [each.physical(np.arange(len(each))) for each in (*past, test)]
     before, after = (np.concatenate([pair[n] for pair in pairs]) for n in (0, 1))
@@ -366,20 +402,20 @@ def by_hand(samples: Mapping[str, Any], weights: np.ndarray) -> dict[str, np.nda
     around = around.reshape(len(days), -1, rows * columns)
     fold = np.arange(len(days[train])) * 5 // len(days[train])
     penalties = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
-    found = {row: np.zeros((len(test), after.shape[1])) for row in BY_HAND}
+    found = {row: np.full((len(test), after.shape[1], rows * columns), np.nan) for row in BY_HAND}
     for target in range(after.shape[1]):
         truth = after[:, target].reshape(len(days), -1)
         kept = np.flatnonzero(~np.isnan(truth).any(axis=0))
         own = 9 * min(target, before.shape[1] - 1) + 4
         held, normal = np.zeros(len(penalties)), []
         for place, pixel in enumerate(kept):
-            inputs, share = around[:, :, pixel], weights.ravel()[pixel] / weights.ravel()[kept].sum()
+            inputs = around[:, :, pixel]
             inputs = inputs - time_columns @ np.linalg.lstsq(time_columns[train], inputs[train], rcond=None)[0]
             inputs /= np.maximum(inputs[train].std(axis=0), 1e-12)
             design = np.concatenate([time_columns, inputs], axis=1)
             damped = np.concatenate([time_columns, inputs[:, own : own + 1]], axis=1)
             coefficients = np.linalg.lstsq(damped[train], truth[train, pixel], rcond=None)[0]
-            found[BY_HAND[0]][:, target] += share * np.square(damped[last] @ coefficients - truth[last, pixel])
+            found[BY_HAND[0]][:, target, pixel] = damped[last] @ coefficients
             penalised = np.diag(np.append(np.zeros(time_columns.shape[1]), np.ones(inputs.shape[1])))
             for number in range(5 if place % max(1, len(kept) // 100) == 0 else 0):
                 seen, rest = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
@@ -389,12 +425,11 @@ def by_hand(samples: Mapping[str, Any], weights: np.ndarray) -> dict[str, np.nda
                     error = design[rest] @ np.linalg.solve(system, cross) - truth[rest, pixel]
                     held[which] += np.square(error).sum()
             gram = design[train].T @ design[train] + 1e-9 * np.eye(design.shape[1])
-            normal.append((pixel, share, design[last], gram, design[train].T @ truth[train, pixel], penalised))
+            normal.append((pixel, design[last], gram, design[train].T @ truth[train, pixel], penalised))
         best = penalties[int(np.argmin(held))] * len(fold)
-        for pixel, share, of_test, gram, cross, penalised in normal:
-            error = of_test @ np.linalg.solve(gram + best * penalised, cross) - truth[last, pixel]
-            found[BY_HAND[1]][:, target] += share * np.square(error)
-    return found
+        for pixel, of_test, gram, cross, penalised in normal:
+            found[BY_HAND[1]][:, target, pixel] = of_test @ np.linalg.solve(gram + best * penalised, cross)
+    return {row: each.reshape(len(test), -1, rows, columns) for row, each in found.items()}
 
 
 if __name__ == "__main__":
