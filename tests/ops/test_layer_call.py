@@ -51,10 +51,35 @@ def run(call: LayerCall, indices, leaves, mean, error, *, twice: bool = False) -
     return [output.detach(), *torch.autograd.grad(output, wanted, error)]
 
 
-@pytest.mark.parametrize("options", [{}, {"with_bias": False}, {"with_affine": False}, {"with_mean": True}], ids=str)
+def change_maps(leaves: list[Any], change: str) -> None:
+    """Scales and offsets from which outputs do not tell what was scaled: at some places, or at many."""
+    if change == "none":
+        return
+    scale, offset = (each.data.flatten() for each in leaves[3:])
+    if change == "few zeros":
+        offset.div_(100.0)
+        scale[5::300] = 0.0
+        scale[7::400] = 1e-20
+    elif change == "zeros":
+        scale.zero_()
+    elif change == "large offsets":
+        offset.add_(1e5)
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        *[({}, change) for change in ("none", "few zeros", "zeros", "large offsets")],
+        *[(options, "none") for options in ({"with_bias": False}, {"with_affine": False})],
+        ({"with_mean": True}, "none"),
+        ({"with_mean": True}, "few zeros"),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("case", CASES)
-def test_output_and_gradients_are_those_of_the_operators_in_float64(case, options) -> None:
+def test_output_and_gradients_are_those_of_the_operators_in_float64(case, options, change) -> None:
     call, indices, leaves, mean, error = make(case, **{"with_mean": False, **options})
+    change_maps(leaves, change)
     found = run(call, indices, leaves, mean, error)
     wide: list[Any] = [each if each is None else each.detach().double().requires_grad_() for each in leaves]
     output = call.composed(
@@ -80,6 +105,37 @@ def test_nothing_depends_on_threads_nor_on_a_graph_that_is_kept(case) -> None:
             assert torch.equal(one, other)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("case", ["families of two", "lists"])
+def test_the_next_layer_may_work_in_place_and_hooks_may_move_what_is_saved(case) -> None:
+    call, indices, leaves, mean, error = make(case, with_mean=True)
+
+    def gradients(activate: Any) -> list[torch.Tensor]:
+        output = call.output(leaves[0], indices, Bank(*leaves[1:], *mean), None)
+        return list(torch.autograd.grad(activate(output), leaves, error))
+
+    expected = gradients(torch.relu)
+    for keeps_scaled in (False, True):
+        assert call.keeps_scaled == keeps_scaled
+        for one, other in zip(gradients(torch.relu_), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.0, atol=1e-5 * float(other.abs().max()))
+    call.keeps_scaled = False
+    with torch.autograd.graph.save_on_cpu():
+        for one, other in zip(gradients(torch.relu), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.0, atol=1e-5 * float(other.abs().max()))
+        for one, other in zip(gradients(torch.relu_), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.0, atol=1e-5 * float(other.abs().max()))
+
+
+def test_what_was_scaled_is_not_stored_beside_the_output() -> None:
+    call, indices, leaves, mean, error = make("families of two", with_mean=True)
+    output = call.output(leaves[0], indices, Bank(*leaves[1:], *mean), None)
+    node: Any = output.grad_fn
+    sizes = [each.shape for each in node.saved_tensors if each is not None]
+    assert output.shape not in sizes
+    output.backward(error)
+    assert node.output is None  # a loss that is still held holds no outputs
 
 
 def test_an_error_that_is_not_finite_is_noticed() -> None:

@@ -39,6 +39,10 @@ namespace {
 constexpr int64_t kStretch = 1024;
 constexpr int64_t kGroups = 16;
 constexpr int32_t kFew = 16;
+// Where an offset is larger than this many times what was added to it, too few digits of that are left.
+constexpr float kMostOffset = 128.0f;
+constexpr float kLeastScale = 1e-30f;
+constexpr int64_t kFewLost = 128;  // as a part of all places
 
 // A mean for each tap of a filter.
 std::vector<float> tap_means(const smoe_geometry& g, const float* mean) {
@@ -123,25 +127,28 @@ void add_by_expert(const float* values, const int32_t* experts, int64_t count, d
 }
 
 // What one sweep over the error makes of it: the error of z, and the gradients of scale, offset and bias, where they
-// are asked for. Stretches of the outputs are dealt out in groups, whose number depends on the geometry only, and a
+// are asked for. z may be stored, or is found from the output y = offset + scale * z but for some lost places. Stretches of the outputs are dealt out in groups, whose number depends on the geometry only, and a
 // group's sums are made by one thread: nothing depends on the number of threads.
 struct ErrorSweep {
     const smoe_geometry& g;
     const float *error, *z, *scale;
     const int32_t* indices;
     float *by_z, *by_scale, *by_offset, *by_bias;
+    const float *y = nullptr, *offset = nullptr;
+    std::vector<std::vector<int64_t>> lost = {};  // by group: no gradient of the scale yet
 
     // Whether the sum of the error of z is finite.
-    bool run() const {
+    bool run() {
         const int64_t plane = g.output_height * g.output_width, in_plane = ceil_divide(plane, kStretch);
         const int64_t stretches = g.selected * in_plane, groups = std::min(kGroups, stretches);
         std::vector<double> sums(groups * (g.experts + 1));
+        lost.resize(groups);
 #pragma omp parallel for num_threads(g.threads) schedule(static)
         for (int64_t group = 0; group < groups; ++group) {
             double* mine = sums.data() + group * (g.experts + 1);
             for (int64_t n = stretches * group / groups; n < stretches * (group + 1) / groups; ++n) {
                 const int64_t begin = n % in_plane * kStretch;
-                sweep(n / in_plane * plane + begin, std::min(kStretch, plane - begin), mine);
+                sweep(n / in_plane * plane + begin, std::min(kStretch, plane - begin), mine, lost[group]);
             }
         }
         for (int64_t group = 1; group < groups; ++group) {
@@ -154,12 +161,12 @@ struct ErrorSweep {
     }
 
  private:
-    void sweep(int64_t begin, int64_t count, double* sums) const {
+    void sweep(int64_t begin, int64_t count, double* sums, std::vector<int64_t>& lost_here) const {
         const int64_t sample = g.selected * g.output_height * g.output_width;
         const float* factors = scale + begin;
-        float added[kStretch] = {}, products[kStretch] = {};
+        float added[kStretch] = {}, products[kStretch] = {}, squares[kStretch] = {};
         for (int64_t b = 0; b < g.batch; ++b) {
-            const float *signal = error + b * sample + begin, *input = z + b * sample + begin;
+            const float *signal = error + b * sample + begin, *input = (y == nullptr ? z : y) + b * sample + begin;
             float* target = by_z + b * sample + begin;
             if (scale == nullptr) {
 #pragma omp simd
@@ -170,7 +177,7 @@ struct ErrorSweep {
                     added[i] += signal[i];
                     target[i] = signal[i] * factors[i];
                 }
-            } else {
+            } else if (y == nullptr) {
 #pragma omp simd
                 for (int64_t i = 0; i < count; ++i) {
                     const float value = signal[i];
@@ -178,8 +185,19 @@ struct ErrorSweep {
                     products[i] += value * input[i];
                     target[i] = value * factors[i];
                 }
+            } else {
+                const float* shifts = offset + begin;
+#pragma omp simd
+                for (int64_t i = 0; i < count; ++i) {
+                    const float value = signal[i], scaled = input[i] - shifts[i];
+                    added[i] += value;
+                    products[i] += value * scaled;
+                    squares[i] += scaled * scaled;
+                    target[i] = value * factors[i];
+                }
             }
         }
+        if (by_scale != nullptr && y != nullptr) divide(begin, count, products, squares, lost_here);
         if (by_scale != nullptr) std::copy_n(products, count, by_scale + begin);
         if (by_offset != nullptr) std::copy_n(added, count, by_offset + begin);
         for (int64_t i = 0; scale != nullptr && i < count; ++i) added[i] *= factors[i];
@@ -192,7 +210,56 @@ struct ErrorSweep {
         for (int64_t i = 0; i < count; ++i) total += added[i];
         sums[g.experts] += total;
     }
+
+    // Products of the error and scale * z become those of the error and z, or their places are lost.
+    void divide(int64_t begin, int64_t count, float* products, const float* squares,
+                std::vector<int64_t>& lost_here) const {
+        const float *factors = scale + begin, *shifts = offset + begin;
+        float scaled = 0.0f, scales = 0.0f;
+#pragma omp simd reduction(+ : scaled, scales)
+        for (int64_t i = 0; i < count; ++i) {
+            scaled += squares[i];
+            scales += factors[i] * factors[i];
+        }
+        const float most = scales > 0.0f ? kMostOffset * std::sqrt(scaled / (scales * static_cast<float>(g.batch))) : 0;
+        const auto is_kept = [&](int64_t i) {
+            return (std::fabs(shifts[i]) <= most * std::fabs(factors[i])) & (std::fabs(factors[i]) > kLeastScale);
+        };
+        int32_t kept = 0;
+#pragma omp simd reduction(+ : kept)
+        for (int64_t i = 0; i < count; ++i) {
+            kept += is_kept(i);
+            products[i] /= factors[i];
+        }
+        for (int64_t i = 0; kept < count && i < count; ++i) {
+            if (!is_kept(i)) lost_here.push_back(begin + i);
+        }
+    }
 };
+
+// The gradient of the scale at one output and pixel, by definition.
+float scale_gradient(const smoe_geometry& g, const float* error, const float* x, const float* weight,
+                     const float* bias, const int32_t* indices, int64_t place) {
+    const int64_t outputs = g.output_height * g.output_width, plane = g.height * g.width;
+    const int64_t taps = g.kernel_height * g.kernel_width, pixel = place % outputs;
+    std::vector<std::pair<int64_t, int64_t>> sources;  // taps and the places that they read
+    for (int64_t tap = 0; tap < taps; ++tap) {
+        const int64_t row = source_row(g, pixel / g.output_width, tap / g.kernel_width);
+        const int64_t column = source_coordinate(pixel % g.output_width, tap % g.kernel_width, g.column_padding,
+                                                 g.stride, g.width, g.wraps_columns);
+        if (row >= 0 && column >= 0) sources.emplace_back(tap, row * g.width + column);
+    }
+    const float* filter = weight + indices[place] * g.channels * taps;
+    float total = 0.0f;
+    for (int64_t b = 0; b < g.batch; ++b, x += g.channels * plane) {
+        float z = bias == nullptr ? 0.0f : bias[indices[place]];
+        for (int64_t c = 0; c < g.channels; ++c) {
+            for (const auto& [tap, source] : sources) z += filter[c * taps + tap] * x[c * plane + source];
+        }
+        total += error[b * g.selected * outputs + place] * z;
+    }
+    return total;
+}
 
 }  // namespace
 }  // namespace smoe
@@ -251,14 +318,24 @@ int smoe_layer_forward(const smoe_layer* layer, const float* x, const float* wei
                              g.threads);
 }
 
-// Gradients that are null are not asked for; by_z, which may be z, is needed with a scale, by_bias with a mean.
+// Gradients that are null are not asked for; by_z, which may be z, is needed with a scale, by_bias with a mean. z: what
+// was scaled; it may be missing if y and the offset are there. biases: as they were used. Returns 3 if z is needed.
 int smoe_layer_backward(const smoe_layer* layer, const float* error, const float* x, const float* weight,
-                        const float* mean, const int32_t* indices, const float* scale, const float* z, float* by_z,
-                        float* by_scale, float* by_offset, float* by_bias, float* by_x, float* by_weight,
-                        int64_t* is_finite) {
+                        const float* biases, const float* mean, const int32_t* indices, const float* scale,
+                        const float* offset, const float* y, const float* z, float* by_z, float* by_scale,
+                        float* by_offset, float* by_bias, float* by_x, float* by_weight, int64_t* is_finite) {
     const smoe_geometry& g = layer->geometry;
     try {
-        *is_finite = smoe::ErrorSweep{g, error, z, scale, indices, by_z, by_scale, by_offset, by_bias}.run();
+        smoe::ErrorSweep sweep{g, error, z, scale, indices, by_z, by_scale, by_offset, by_bias, y, offset};
+        *is_finite = sweep.run();
+        std::vector<int64_t> lost;
+        for (const std::vector<int64_t>& some : sweep.lost) lost.insert(lost.end(), some.begin(), some.end());
+        const int64_t count = static_cast<int64_t>(lost.size());
+        if (count > g.selected * g.output_height * g.output_width / smoe::kFewLost) return 3;
+#pragma omp parallel for num_threads(g.threads) schedule(static)
+        for (int64_t i = 0; i < count; ++i) {
+            by_scale[lost[i]] = smoe::scale_gradient(g, error, x, weight, biases, indices, lost[i]);
+        }
         if (scale != nullptr) error = by_z;
         int code = 0;
         if (by_x != nullptr) {

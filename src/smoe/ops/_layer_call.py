@@ -94,7 +94,9 @@ class LayerCall:
         addresses = [ctypes.cast(each, ctypes.c_void_p).value for each in functions]
         self._layer = _Layer(problem.geometry, (ctypes.c_void_p * 5)(*addresses))
         library.functions.smoe_layer_forward.argtypes = [ctypes.c_void_p] * 13
-        library.functions.smoe_layer_backward.argtypes = [ctypes.c_void_p] * 15
+        library.functions.smoe_layer_backward.argtypes = [ctypes.c_void_p] * 18
+        # Whether outputs were changed in place, as by `nn.ReLU(inplace=True)`: what was scaled cannot be found again.
+        self.keeps_scaled = False
 
     def serves(self, input: torch.Tensor) -> bool:
         """Whether the call was made for inputs like this, and this number of threads."""
@@ -116,8 +118,55 @@ class LayerCall:
         scaled = torch.empty_like(output) if is_scaled_kept else None
         biases = bias if mean is None or bias is None else torch.empty_like(bias)
         parts = (input, weight, bias, response, mean, indices, self._masks_of(indices), scale, offset)
-        self.call("smoe_layer_forward", *parts, biases, scaled, output)
+        self._call("smoe_layer_forward", *parts, biases, scaled, output)
         return output, scaled, biases
+
+    def backward(
+        self,
+        error: torch.Tensor,
+        input: torch.Tensor,
+        indices: torch.Tensor,
+        bank: Bank,
+        biases: torch.Tensor | None,
+        kept: tuple[torch.Tensor | None, torch.Tensor | None],
+        gradients: Sequence[torch.Tensor | None],
+        *,
+        is_last: bool,
+    ) -> tuple[torch.Tensor, bool]:
+        """Fills the gradients of input, weight, bias, scale and offset that are not None.
+
+        Args:
+            error: Gradient of the output.
+            input: Input of the layer.
+            indices: Selected experts.
+            bank: As for the output.
+            biases: The biases as they were used.
+            kept: What was scaled, or the output, from which it is found; it may be overwritten in the last pass.
+            gradients: Tensors to fill.
+            is_last: Whether nobody reads what was kept again.
+
+        Returns:
+            The error of what was scaled, and whether it is finite.
+        """
+        by_input, by_weight, by_bias, *by_affine = gradients
+        (scaled, output), finite, error = kept, ctypes.c_int64(), error.contiguous()
+        by_scaled = (
+            None if bank.scale is None else scaled if scaled is not None and is_last else torch.empty_like(error)
+        )
+        while True:
+            parts = (error, input, bank.weight, biases, bank.mean, indices, bank.scale, bank.offset)
+            found = (None if scaled is not None else output, scaled, by_scaled)
+            done = (*parts, *found, *by_affine, by_bias, by_input, by_weight, finite)
+            if not self._call("smoe_layer_backward", *done):
+                return error if by_scaled is None else by_scaled, bool(finite.value)
+            # Scales near zero, or offsets far from it: the output does not tell what was scaled.
+            scaled = self.scaled_of(input, indices, bank, biases)
+
+    def scaled_of(
+        self, input: torch.Tensor, indices: torch.Tensor, bank: Bank, biases: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What is scaled, computed again."""
+        return self.forward(input, indices, Bank(bank.weight, biases, *(None,) * 4), is_scaled_kept=False)[0]
 
     def composed(self, input: torch.Tensor, indices: torch.Tensor, bank: Bank) -> torch.Tensor:
         """The same output by operators, whose derivatives can be differentiated again."""
@@ -140,16 +189,18 @@ class LayerCall:
             kept = self._masks = (indices, version, masks if is_made else None)
         return kept[2]
 
-    def call(self, name: str, *arguments: torch.Tensor | ctypes.c_int64 | None) -> None:
-        """Calls a function of csrc/layer.cpp; what it writes to must be contiguous."""
+    def _call(self, name: str, *arguments: torch.Tensor | ctypes.c_int64 | None) -> bool:
+        """Calls a function of csrc/layer.cpp; what it writes to must be contiguous. True: it needs what was scaled."""
         # Copies live until the call has ended.
         given = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in arguments]
         pointers: list[int | None] = [ctypes.addressof(self._layer)]
         for each in given:
             is_tensor = isinstance(each, torch.Tensor)
             pointers.append(each.data_ptr() if is_tensor else None if each is None else ctypes.addressof(each))
-        if getattr(self._library.functions, name)(*pointers):
+        code = getattr(self._library.functions, name)(*pointers)
+        if code not in (0, 3):
             raise MemoryError("the kernel of a layer could not allocate its memory; use a smaller batch")
+        return code == 3
 
 
 class _Pass(torch.autograd.Function):
@@ -157,8 +208,15 @@ class _Pass(torch.autograd.Function):
     def forward(ctx, call, lesson, indices, mean, response, input, weight, bias, scale, offset, *numbers):
         del numbers
         bank = Bank(weight, bias, scale, offset, mean, response)
-        output, scaled, biases = call.forward(input, indices, bank, is_scaled_kept=ctx.needs_input_grad[8])
+        # The output tells what was scaled, and as a rule the next layer keeps it: its memory is not a layer's own.
+        # Hooks that move or drop what is saved are given a tensor of ours.
+        is_needed = ctx.needs_input_grad[8]
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
+        keeps_scaled = call.keeps_scaled or hooks is not None
+        output, scaled, biases = call.forward(input, indices, bank, is_scaled_kept=is_needed and keeps_scaled)
         ctx.call, ctx.lesson = call, lesson
+        # Not saved by PyTorch, which would refuse changes in place.
+        ctx.output = (output.detach(), output._version) if is_needed and scaled is None else None
         ctx.save_for_backward(indices, input, scaled, biases, *bank)
         return output
 
@@ -179,15 +237,17 @@ class _Pass(torch.autograd.Function):
                 torch.empty_like(each, memory_format=torch.contiguous_format) if is_computed else None
                 for each, is_computed in zip(made_of, computed, strict=True)
             ]
-            by_input, by_weight, by_bias, *by_affine = gradients
-            error, by_scaled, finite = error.contiguous(), scaled, ctypes.c_int64()
-            # Nobody else holds what was scaled, and without another pass nobody reads it again.
-            if bank.scale is not None and (scaled is None or torch._C._autograd._get_current_graph_task_keep_graph()):  # pyright: ignore
-                by_scaled = torch.empty_like(error)
-            parts = (error, input, bank.weight, bank.mean, indices, bank.scale, scaled, by_scaled)
-            ctx.call.call("smoe_layer_backward", *parts, *by_affine, by_bias, by_input, by_weight, finite)
-            error, is_finite = error if by_scaled is None else by_scaled, bool(finite.value)
-            gradients[2] = by_bias if needs[2] else None
+            is_last = not torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore[reportAttributeAccessIssue]
+            output, version = ctx.output or (None, 0)
+            if output is not None and output._version != version:
+                ctx.call.keeps_scaled = True
+                scaled = ctx.call.scaled_of(input, indices, bank, biases)
+            if is_last:
+                ctx.output = None
+            error, is_finite = ctx.call.backward(
+                *(error, input, indices, bank, biases, (scaled, output), gradients), is_last=is_last
+            )
+            gradients[2] = gradients[2] if needs[2] else None
             compared = tuple(each.detach() for each in (bank.weight, biases) if each is not None)
         learned = () if lesson is None else lesson.learn(error, input, compared, is_finite)
         return *(None,) * 5, *gradients, *learned
