@@ -84,9 +84,13 @@ class FamilyMoE2d(nn.Module):
     candidates that are nearly as good take part. The candidates of a family start equal: the layer is a convolution.
     Each output channel and pixel has a scale and an offset. Keys and embedding are buffers, which no optimiser of the
     user changes. They learn by steps of their own, of 0.1 in units of the scores: call `step_gate` after the
-    optimiser's step. (The layer of the library needs no call, and takes smaller steps where a schedule ends.) E is
-    `out_channels`, at least 2, K is `num_candidates`; a key and an embedding have `rank` numbers.
+    optimiser's step. (The layer of the library needs no call, and takes smaller steps where a schedule ends.) Their
+    lengths are bounded, so that no score leads by so much that the others have no gradient. E is `out_channels`, at
+    least 2, K is `num_candidates`; a key and an embedding have `rank` numbers.
     """
+
+    keys: torch.Tensor
+    embedding: torch.Tensor
 
     def __init__(
         self,
@@ -115,6 +119,9 @@ class FamilyMoE2d(nn.Module):
         """One step of the gate, by the gradients of all backward passes since the last one."""
         self.own_optimizer.step()
         self.own_optimizer.zero_grad()
+        with torch.no_grad():
+            self.keys.mul_((1.0 / self.keys.norm(dim=2, keepdim=True)).clamp(max=1.0))
+            self.embedding.mul_((0.6 / self.embedding.norm(dim=0)).clamp(max=1.0))
 
     def forward(self, input: torch.Tensor, noise: torch.Tensor | float = 0.0) -> torch.Tensor:
         """`(B, C, H, W)` to `(B, E, H, W)`; `noise` is added to the scores `(E, K, H, W)`, the same between steps."""

@@ -1,4 +1,5 @@
-// A step of Adam of some numbers in units of their first gradient: `Steps` of nn/_own_steps.py says why.
+// A step of Adam of some numbers in units of their first gradient, and a bound of their vectors: `Steps` of
+// nn/_own_steps.py says why.
 //
 // Sums are made of those of stretches, in their order: they do not depend on the number of threads.
 #include <algorithm>
@@ -12,7 +13,8 @@ namespace {
 
 constexpr int64_t kStretch = 4096;
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999;
-constexpr float kEpsilon = 1e-8f;
+constexpr float kEpsilon = 1e-12f;
+constexpr int64_t kTogether = 64;  // neighbours whose vectors are measured at once
 
 double sum_of_squares(const float* values, int64_t count) {
     double sum = 0.0;
@@ -54,19 +56,44 @@ void take_step(int64_t size, float* values, const float* gradient, float* mean, 
     }
 }
 
+// Shortens vectors of `rank` numbers, which are `pitch` apart, to the length `longest`.
+void shorten(int64_t size, float* values, int64_t rank, int64_t pitch, float longest, int64_t threads) {
+    const int64_t parts = (pitch + kTogether - 1) / kTogether, blocks = size / (rank * pitch);
+#pragma omp parallel for num_threads(threads) schedule(static) collapse(2)
+    for (int64_t block = 0; block < blocks; ++block) {
+        for (int64_t part = 0; part < parts; ++part) {
+            float* first = values + block * rank * pitch + part * kTogether;
+            const int64_t count = std::min(kTogether, pitch - part * kTogether);
+            float factors[kTogether] = {};
+            for (int64_t r = 0; r < rank; ++r) {
+                for (int64_t i = 0; i < count; ++i) factors[i] += first[r * pitch + i] * first[r * pitch + i];
+            }
+            for (int64_t i = 0; i < count; ++i) factors[i] = std::min(1.0f, longest / std::sqrt(factors[i]));
+            for (int64_t r = 0; r < rank; ++r) {
+                for (int64_t i = 0; i < count; ++i) first[r * pitch + i] *= factors[i];
+            }
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" {
 
-// Tensors whose gradient is null stay as they are.
-int smoe_take_steps(int64_t count, const int64_t* sizes, float* const* values, const float* const* gradients,
-                    float* moments, float* units, const int64_t* num_steps, double rate, int64_t threads) {
+// Tensors whose gradient is null stay as they are. Vectors of `ranks[n]` numbers, `pitches[n]` apart, are not longer than
+// `longest` afterwards.
+int smoe_take_steps(int64_t count, const int64_t* sizes, const int64_t* ranks, const int64_t* pitches,
+                    float* const* values, const float* const* gradients, float* moments, float* units,
+                    const int64_t* num_steps, double rate, double longest, int64_t threads) {
     int64_t total = 0;
     for (int64_t n = 0; n < count; ++n) total += sizes[n];
     for (int64_t n = 0; n < count; ++n) {
         if (gradients[n] != nullptr && sizes[n] > 0) {
             take_step(sizes[n], values[n], gradients[n], moments, moments + total, units + n,
                       static_cast<double>(*num_steps), rate, threads);
+            if (std::isfinite(longest)) {
+                shorten(sizes[n], values[n], ranks[n], pitches[n], static_cast<float>(longest), threads);
+            }
         }
         moments += sizes[n];
     }

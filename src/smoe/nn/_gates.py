@@ -142,6 +142,8 @@ class PixelEmbedding(SelfTaught):
         dtype: Dtype of the numbers.
     """
 
+    longest = 0.6
+
     def __init__(
         self,
         rank: int,
@@ -203,6 +205,9 @@ class FactorisedGate(_GridGate):
         device: Device of the parameters.
         dtype: Dtype of the parameters.
     """
+
+    longest = 1.0
+    vector_axis = 1
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Decay of the mean gradient and of its mean square, and what is added to the root of the latter.
 _BETAS = (0.9, 0.999)
-_EPSILON = 1e-8
+_EPSILON = 1e-12
 # Part of the highest learning rate so far below which own steps become smaller with it.
 _LAST_PART = 1.0 / 3.0
 # Learning rate of local affine maps, at least, where the rate of the user is that of an optimiser of Adam's kind.
@@ -49,14 +49,17 @@ class Steps(Memory):
 
     Args:
         numbers: The tensors.
+        longest: Length of the longest vector of numbers.
+        axis: Axis of such vectors.
     """
 
     moments: torch.Tensor
     units: torch.Tensor
     num_steps: torch.Tensor
 
-    def __init__(self, numbers: list[torch.Tensor]) -> None:
+    def __init__(self, numbers: list[torch.Tensor], longest: float = math.inf, axis: int = 0) -> None:
         super().__init__()
+        self._longest, self._axis = longest, axis
         first = numbers[0] if numbers else torch.zeros(())
         # Mean gradients and mean squares of all tensors, one behind the other.
         self.register_buffer("moments", first.new_zeros(2, sum(map(torch.numel, numbers)), requires_grad=False))
@@ -100,6 +103,9 @@ class Steps(Memory):
                 grad_scale=unit.float(),
                 found_inf=is_skipped.float(),
             )
+            if math.isfinite(self._longest):
+                lengths = torch.linalg.vector_norm(values, dim=self._axis, keepdim=True)
+                values.mul_((self._longest / lengths).clamp_(max=1.0))
 
     def _take_native(self, numbers: list[torch.Tensor], size: float) -> bool:
         """The same by one call of a kernel; False if there is none for these tensors."""
@@ -107,12 +113,21 @@ class Steps(Memory):
         library = None if is_observed() else library_for(self.moments, self.units, *numbers)
         if library is None or not all(map(torch.Tensor.is_contiguous, numbers)):
             return False
-        pointers = ctypes.c_void_p * len(numbers)
+        pointers, counts = ctypes.c_void_p * len(numbers), ctypes.c_int64 * len(numbers)
+        shapes = [values.shape[self._axis :] for values in numbers] if math.isfinite(self._longest) else []
         return library.call(
-            *("smoe_take_steps", len(numbers), (ctypes.c_int64 * len(numbers))(*map(torch.numel, numbers))),
+            *("smoe_take_steps", len(numbers), counts(*map(torch.numel, numbers))),
+            *(counts(*(shape[0] for shape in shapes)), counts(*(math.prod(shape[1:]) for shape in shapes))),
             pointers(*map(torch.Tensor.data_ptr, numbers)),
             pointers(*(0 if gradient is None else gradient.data_ptr() for gradient in gradients)),
-            *(self.moments, self.units, self.num_steps, ctypes.c_double(size), num_threads()),
+            *(
+                self.moments,
+                self.units,
+                self.num_steps,
+                ctypes.c_double(size),
+                ctypes.c_double(self._longest),
+                num_threads(),
+            ),
         )
 
 
@@ -124,6 +139,13 @@ class SelfTaught(SharedModule):
 
     step_size: float = 1e-2
     """Change of a number in one step."""
+
+    longest: float = math.inf
+    """Length of the longest vector of numbers: scores that are their products cannot lead by so much that the others
+    have no gradient, and a wrong choice would stay."""
+
+    vector_axis: int = 0
+    """Axis of such vectors."""
 
     steps: Steps | None
 
@@ -171,7 +193,7 @@ class SelfTaught(SharedModule):
             self._learns = self._learns and parameter.requires_grad
             parameter.grad = None
         self._mark()
-        self.steps = Steps(self._own())
+        self.steps = Steps(self._own(), self.longest, self.vector_axis)
         self._register()
 
     def _register(self) -> None:
@@ -208,7 +230,7 @@ class SelfTaught(SharedModule):
             return
         self._buffers[name] = values.detach()
         self._mark()
-        self.steps = Steps(self._own())
+        self.steps = Steps(self._own(), self.longest, self.vector_axis)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Whether the module learns, by its own steps or by gradients."""
