@@ -80,8 +80,8 @@ void shorten(int64_t size, float* values, int64_t rank, int64_t pitch, float lon
 
 extern "C" {
 
-// Tensors whose gradient is null stay as they are. Vectors of `ranks[n]` numbers, `pitches[n]` apart, are not longer than
-// `longest` afterwards.
+// Tensors whose gradient is null stay as they are. Vectors of `ranks[n]` numbers, `pitches[n]` apart, are not longer
+// than `longest` afterwards.
 int smoe_take_steps(int64_t count, const int64_t* sizes, const int64_t* ranks, const int64_t* pitches,
                     float* const* values, const float* const* gradients, float* moments, float* units,
                     const int64_t* num_steps, double rate, double longest, int64_t threads) {
