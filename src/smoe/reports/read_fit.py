@@ -19,9 +19,9 @@ from smoe.regression._fitted import Fitted, best_validation, central
 from smoe.regression._nets import count_parameters
 from smoe.regression._saved import load_model
 from smoe.regression._scores import (
+    MEAN_OF_NETS,
     PLAIN,
     SCORES,
-    TWIN,
     ComparedBatch,
     ErrorSums,
     compare_batches,
@@ -131,7 +131,8 @@ def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
     try:
         stored: dict[str, Any] = json.loads(file.read_text())
         which, targets = str(stored["period"]), [str(name) for name in stored["targets"]]
-        rows = [_score_row(name, stored, targets, {fitted.net_kind, PLAIN, TWIN}) for name in ranked(stored["rmse"])]
+        parts = {fitted.net_kind, PLAIN, MEAN_OF_NETS}
+        rows = [_score_row(name, stored, targets, parts) for name in ranked(stored["rmse"])]
         units = {
             f"{kind} {name}": str(unit)
             for kind in ("RMSE", "MAE")
