@@ -127,8 +127,9 @@ void add_by_expert(const float* values, const int32_t* experts, int64_t count, d
 }
 
 // What one sweep over the error makes of it: the error of z, and the gradients of scale, offset and bias, where they
-// are asked for. z may be stored, or is found from the output y = offset + scale * z but for some lost places. Stretches of the outputs are dealt out in groups, whose number depends on the geometry only, and a
-// group's sums are made by one thread: nothing depends on the number of threads.
+// are asked for. z may be stored, or is found from the output y = offset + scale * z but for some lost places.
+// Stretches of the outputs are dealt out in groups, whose number depends on the geometry only, and a group's sums are
+// made by one thread: nothing depends on the number of threads.
 struct ErrorSweep {
     const smoe_geometry& g;
     const float *error, *z, *scale;
@@ -238,8 +239,8 @@ struct ErrorSweep {
 };
 
 // The gradient of the scale at one output and pixel, by definition.
-float scale_gradient(const smoe_geometry& g, const float* error, const float* x, const float* weight,
-                     const float* bias, const int32_t* indices, int64_t place) {
+float scale_gradient(const smoe_geometry& g, const float* error, const float* x, const float* weight, const float* bias,
+                     const int32_t* indices, int64_t place) {
     const int64_t outputs = g.output_height * g.output_width, plane = g.height * g.width;
     const int64_t taps = g.kernel_height * g.kernel_width, pixel = place % outputs;
     std::vector<std::pair<int64_t, int64_t>> sources;  // taps and the places that they read
