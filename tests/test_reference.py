@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import smoe
+from smoe import reference
 from smoe.reference import FamilyMoE2d, PaperMoE2d
 from smoe.rules import RoutingClassification, StraightThrough
+
+
+def test_the_page_is_a_page() -> None:
+    assert len(inspect.getsource(reference).splitlines()) <= 150
 
 
 def _gradients(layer: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

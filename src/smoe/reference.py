@@ -1,8 +1,7 @@
 """The method on one page, in plain PyTorch: the paper's layer and the default layer of this library.
 
-It computes every expert everywhere, so it is slow; the layers of the library compute the selected experts only and are
-tested to be equal to it (tests/test_reference.py). B samples, C input channels, X experts, E of them selected at each
-pixel, H rows and W columns.
+Every expert is computed everywhere, which is slow; the layers of the library compute the selected ones only and are
+tested to be equal (tests/test_reference.py). B samples, C channels, X experts, E of them selected, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class _RoutingClassification(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        (error,) = grad_outputs
-        scores, chosen = ctx.saved_tensors
+        (error,), (scores, chosen) = grad_outputs, ctx.saved_tensors
         error_quantile, damping, tolerance, damping_tolerance = ctx.numbers
         # The gradient of a mean-squared loss over N outputs is 2 / N (prediction - truth).
         size = error.abs() * error.numel() / 2
@@ -74,19 +72,18 @@ class _RoutingClassification(torch.autograd.Function):
             loss = F.binary_cross_entropy_with_logits(logits.expand_as(labels), labels)
         (gate_gradient,) = torch.autograd.grad(loss, logits)
         damped = torch.where(size > threshold + damping_tolerance, damping * error, error)
-        return damped, gate_gradient, None, None, None, None, None
+        return damped, gate_gradient, *(None,) * 5
 
 
 class FamilyMoE2d(nn.Module):
     """The default layer: each output channel has a family of candidates, one of which serves each pixel.
 
-    The score of a candidate is the product of its key and the pixel's embedding, plus noise in training, so that
-    candidates that are nearly as good take part. The candidates of a family start equal: the layer is a convolution.
-    Each output channel and pixel has a scale and an offset. Keys and embedding are buffers, which no optimiser of the
-    user changes. They learn by steps of their own, of 0.1 in units of the scores: call `step_gate` after the
-    optimiser's step. (The layer of the library needs no call, and takes smaller steps where a schedule ends.) Their
-    lengths are bounded, so that no score leads by so much that the others have no gradient. E is `out_channels`, at
-    least 2, K is `num_candidates`; a key and an embedding have `rank` numbers.
+    The score of a candidate is the product of its key and the pixel's embedding, plus noise in training. The candidates
+    of a family start equal: the layer is a convolution. Each output channel and pixel has a scale and an offset. Keys
+    and embedding are buffers, which no optimiser of the user changes. They learn by steps of 0.1 in units of the
+    scores: call `step_gate` after the optimiser's step. (The layer of the library needs no call, and takes smaller
+    steps where a schedule ends.) Their lengths are bounded: no score leads by so much that the others have no
+    gradient. E is `out_channels`, at least 2, K is `num_candidates`; a key and an embedding have `rank` numbers.
     """
 
     keys: torch.Tensor
@@ -109,10 +106,9 @@ class FamilyMoE2d(nn.Module):
         self.scale = nn.Parameter(torch.ones(out_channels, *spatial_shape))
         self.offset = nn.Parameter(torch.zeros(out_channels, *spatial_shape))
         keys = torch.randn(out_channels, num_candidates, rank) / rank**0.5
-        embedding = torch.randn(rank, *spatial_shape) * 0.1 / scale
         self.register_buffer("keys", keys.requires_grad_())
-        self.register_buffer("embedding", embedding.requires_grad_())
-        self.own_optimizer = torch.optim.Adam([keys, embedding], lr=0.1 / scale, eps=1e-12)
+        self.register_buffer("embedding", (torch.randn(rank, *spatial_shape) * 0.1 / scale).requires_grad_())
+        self.own_optimizer = torch.optim.Adam([self.keys, self.embedding], lr=0.1 / scale, eps=1e-12)
         self.mean: torch.Tensor | None = None
 
     def step_gate(self) -> None:
@@ -147,8 +143,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        (error,) = grad_outputs
-        scores, outputs = ctx.saved_tensors
+        (error,), (scores, outputs) = grad_outputs, ctx.saved_tensors
         # To first order, candidate k in place of the selected one changes the loss by its product with the error.
         products = (error[:, :, None] * outputs).sum(dim=0)
         share = scores.softmax(dim=1)

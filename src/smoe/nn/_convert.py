@@ -75,7 +75,7 @@ def convert(
         num_experts: Ratio of experts to filters (2.0), or the number of experts (an integer).
         names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
         predicate: Further condition on the name and the module. If only a part can be converted, the layers nearest to
-            the input and to the output gain most (`smoe bench halves`; docs/compatibility.md has the lines).
+            the input and to the output gain most (docs/compatibility.md has the lines).
         make_gate: Makes the gate of a layer from its `Change`, with its name, numbers and grid, such as one that starts
             from a prior; layers that are given the same gate share it. None for `FactorisedGate`s that share the
             embedding of their grid, or for a `TensorGate` for all layers with one grid and the same numbers where the
