@@ -129,7 +129,7 @@ def heat() -> str:
 
 
 def table(file: str, first: str, columns: str) -> str:
-    """Some columns of a stored table."""
+    """Some columns of a stored table, without rows that were not run."""
     file, _, heading = file.partition("#")
     lines = iter(
         (ROOT / "paper/results" / file).read_text().partition(f"## {heading}\n" if heading else "#")[2].splitlines()
@@ -141,7 +141,7 @@ def table(file: str, first: str, columns: str) -> str:
     next(lines)
     rows = [header, *itertools.takewhile(bool, map(_cells, lines))]
     picked = [[row[number] for number in wanted] for row in rows]
-    picked = [row for row in picked if any(row[1:])]
+    picked = [row for row in picked if any(row[1:]) and "not run" not in row]
     ruled = [picked[0], ["---"] * len(picked[0]), *picked[1:]]
     return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
 

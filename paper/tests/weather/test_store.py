@@ -83,6 +83,15 @@ def test_a_store_is_sent_as_a_path(whole: Path) -> None:
     np.testing.assert_array_equal(pickle.loads(content).fields[7], store.fields[7])
 
 
+def test_the_checksum_does_not_depend_on_the_last_digit_of_a_sum(whole: Path) -> None:
+    store = WeatherStore.open(whole)
+    found, mean = store.checksum, store.results["mean"]
+    store.results["mean"] = [mean[0] * (1.0 + 1e-15), *mean[1:]]
+    assert store.results["mean"] != mean and store.checksum == found
+    store.results["mean"] = [mean[0] * (1.0 + 1e-6), *mean[1:]]
+    assert store.checksum != found
+
+
 def test_constants(whole: Path, tmp_path: Path) -> None:
     store = WeatherStore.open(whole)
     assert store.constant_names == ("lsm", "orography", "lat2d")

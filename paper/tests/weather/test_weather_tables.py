@@ -98,6 +98,9 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
     experiment = replace(WEATHER.tables, scales=(scale,))
     recipe = scale.recipe(table.rows[0], 0)
     store.write(RunKey.of(recipe), _result(recipe, 400.0))
+    assert "| simulated | 1 | tiny, other data | 2 | 3 |" in markdown(experiment, table, store)
+    mark = store.read_reference("persistence-72h") or {}
+    store.write(RunKey.of(recipe), {**_result(recipe, 400.0), "data": mark["data"]})
     lines = markdown(experiment, table, store).splitlines()
     assert any(line.startswith("| Persistence | 0 |") for line in lines)
     assert any(line.startswith("| Weekly climatology | 0 |") for line in lines)

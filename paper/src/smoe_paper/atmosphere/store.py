@@ -89,8 +89,10 @@ class Store:
 
     @property
     def checksum(self) -> str:
-        """The SHA-256 of what the store holds; the results contain statistics of its fields."""
-        return hashlib.sha256(json.dumps([to_plain(self.plan), self.results], sort_keys=True).encode()).hexdigest()
+        """The SHA-256 of plan and statistics of the fields, to nine digits: the last depend on the order of sums."""
+        held = json.dumps([to_plain(self.plan), self.results], sort_keys=True)
+        rounded = json.loads(held, parse_float=lambda digits: f"{float(digits):.9g}")
+        return hashlib.sha256(json.dumps(rounded).encode()).hexdigest()
 
     @property
     def valid_times(self) -> np.ndarray:

@@ -291,6 +291,7 @@ _AT_RATES: dict[str, tuple[WeatherModel, Rule, tuple[float, ...]]] = {
     "ViT 2 x 2": (WeatherViTModel(), _FROZEN, _VIT_RATES),
     "ViT 2 x 2, no positions": (WeatherViTModel(positions=False), _FROZEN, _VIT_RATES),
     "SMoE, defaults": (_DEFAULT, StraightThrough(), _RATES),
+    "SMoE, defaults, smooth start": (replace(_DEFAULT, gate_init="smooth"), StraightThrough(), _RATES[1:]),
     "SMoE, defaults, gate frozen at a smooth start": (replace(_DEFAULT, gate_init="smooth"), _FROZEN, _RATES),
 }
 _GIVEN_CLIMATOLOGY = ("R&T ResNet", "R&T, local affine", "ViT 2 x 2", "SMoE, defaults")
