@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 TABLE, PICTURE = ROOT / "paper/results/bench/layer.jsonl", ROOT / "docs/pictures/performance.svg"
 # What is drawn of each row, and its colour.
 BARS = {"default": ("SMoE layer, gate learning", "#0072b2"), "dense mixture": ("soft mixture of all", "#b9c3cd")}
-LEFT, WIDTH, ROW, TOP, MOST = 225, 760, 34, 62, 3.0
+LEFT, WIDTH, ROW, TOP, MOST = 240, 775, 34, 62, 3.0
 
 
 def text(words: object, x: float, y: float, **attributes: object) -> str:

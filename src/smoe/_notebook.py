@@ -61,11 +61,11 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: 
     body = "".join(line(row, "td", number) for number, row in enumerate(rows))
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     table = f'<table cellpadding="4">{title}<thead>{line(heads, "th")}</thead><tbody>{body}</tbody></table>'
-    return f'<div style="overflow-x:auto">{table}</div>'
+    return f'<div style="overflow-x:auto;text-align:left">{table}</div>'
 
 
 def html_text(text: str) -> str:
-    return f'<pre style="white-space:pre-wrap">{html.escape(text)}</pre>'
+    return f'<div style="white-space:pre-wrap">{html.escape(text)}</div>'
 
 
 def html_routing(indices: np.ndarray, num_experts: int) -> str:

@@ -150,15 +150,18 @@ class ScoreTable:
 
     def _repr_html_(self) -> str:
         tables: list[str] = []
+        shown = ((self.rmse, ".4g"), (self.rmse_spread, ".2g"), (self.difference, "+.2g"),
+                 (self.difference_spread, ".2g"), (self.mae, ".4g"))  # fmt: skip
+        heads = ("prediction", "RMSE", "±", "to simple", "±", "MAE")
         for number, (target, units) in enumerate(zip(self.targets, self.units, strict=True)):
             names = ranked(self.rmse, number)
             rows = [
-                (name, *(f"{each[name][number]:.4g}" for each in (self.rmse, self.rmse_spread, self.mae)))
+                (name, *(f"{each[name][number]:{form}}" if name in each else "" for each, form in shown))
                 for name in names
             ]
             of_period = f" of {self.period}" if self.period else ""
             caption = f"{target} ({units or 'no units'}), {self.num_samples} times{of_period}"
-            tables.append(html_table(("prediction", "RMSE", "±", "MAE"), rows, caption, bold=names.index(MODEL)))
+            tables.append(html_table(heads, rows, caption, bold=names.index(MODEL)))
         return "".join(tables) + (html_text("\n".join(self.notes)) if self.notes else "")
 
     def to_plain(self) -> dict[str, object]:
