@@ -196,7 +196,6 @@ def _draw_view(axes: Axes, colours: np.ndarray, places: Places) -> str:
 
 
 def _draw_use(axes: Axes, use: np.ndarray, colours: np.ndarray | None) -> None:
-    """Draws the share of the pixels that each expert serves, the most used one first; with colours, bars have names."""
     order = np.argsort(-use, kind="stable")
     ordered, ranks = use[order] * 100, np.arange(1, len(use) + 1)
     axes.bar(ranks, ordered, 0.8 if len(use) < 65 else 1.0, color="#009E73" if colours is None else colours[order])

@@ -21,7 +21,6 @@ class LatitudeWeightedMSE(nn.Module):
         self.register_buffer("weights", latitude_weights(latitude)[:, None], persistent=False)
 
     def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss of two tensors `(B, C, H, W)`, a scalar in at least float32."""
         if prediction.shape != target.shape or prediction.ndim != 4 or prediction.shape[2] != len(self.weights):
             raise ValueError(
                 f"prediction and target must be (B, C, {len(self.weights)}, W), got {tuple(prediction.shape)} and "

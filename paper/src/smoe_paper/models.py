@@ -41,7 +41,6 @@ class ConvNet(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, channels[0], H, W)` to `(B, channels[-1], H, W)`."""
         return self.layers(input)
 
 
@@ -71,7 +70,6 @@ class FullyConnectedNet(nn.Module):
         nn.init.kaiming_uniform_(self.linear.weight, nonlinearity="linear")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, 1, H, W)` to `(B, 1, H, W)`."""
         if tuple(input.shape[1:]) != (1, *self.spatial_shape):
             raise ValueError(
                 f"the network was made for inputs (B, 1, {self.spatial_shape[0]}, {self.spatial_shape[1]}), "
@@ -91,7 +89,6 @@ class SpatialMoENet(nn.Module):
         self.layer = layer
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, C, H, W)` to `(B, 1, H, W)`."""
         output = self.layer(input)
         return output if output.shape[1] == 1 else output.sum(dim=1, keepdim=True)
 

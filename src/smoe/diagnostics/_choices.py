@@ -436,7 +436,6 @@ class RoutingWatch:
 
 
 def _thinned(choices: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The choices in a small type, of every second, third, ... row and column where a frame would be too large."""
     found: dict[str, Tensor] = {}
     for name, chosen in choices.items():
         step, grid = 1, chosen.shape[1:]

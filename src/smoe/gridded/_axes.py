@@ -90,7 +90,6 @@ class Axes:
 
     @property
     def is_forecast(self) -> bool:
-        """Whether the times are start times, to which a lead time is added."""
         return self.lead_coordinate is not None
 
 
@@ -246,7 +245,6 @@ def with_axes(dataset: xr.Dataset) -> xr.Dataset:
 
 
 def has_leads(dataset: xr.Dataset) -> bool:
-    """Whether a dimension of a data set is one of lead times."""
     return any(each.ndim == 1 and _role(each) == "lead" for each in dataset.coords.values())
 
 

@@ -50,7 +50,6 @@ class HorizontalGrid:
 
     @property
     def remedy(self) -> str:
-        """What a user does whose grid differs from that of a model."""
         return "regrid them, or move the model by smoe.interpolate_grids"
 
     def difference(self, other: HorizontalGrid) -> str | None:
@@ -69,7 +68,6 @@ class HorizontalGrid:
         return None if reason is None else f"{self.describe()} against {other.describe()}: {reason}"
 
     def has_pole_of(self, other: HorizontalGrid) -> bool:
-        """Whether two grids have the same rotated pole; one that a file does not give may be any."""
         if self.pole is None or other.pole is None:
             return True
         apart = np.abs(np.subtract(self.pole, other.pole))
@@ -285,7 +283,6 @@ class NodeGrid(HorizontalGrid):
         return "give the same nodes in the same order, or fit a model for these"
 
     def difference(self, other: HorizontalGrid) -> str | None:
-        """In which way another grid differs, both described; None if it has the same nodes in the same order."""
         both = f"{self.describe()} against {other.describe()}"
         if not isinstance(other, NodeGrid) or self.shape != other.shape:
             return f"{both}: they differ in kind or size"

@@ -177,7 +177,6 @@ def _kind_of(path: Path) -> str:
 
 
 def _decoded(target: Any, options: dict[str, Any]) -> xr.Dataset:
-    """Opens a data set; times that xarray does not decode are decoded here."""
     xr = import_xarray()
     try:
         return xr.open_dataset(target, **options)
@@ -192,7 +191,6 @@ def _decoded(target: Any, options: dict[str, Any]) -> xr.Dataset:
 
 
 def _refuse_empty(path: Path, target: Any, options: Mapping[str, Any]) -> None:
-    """Refuses a group without variables, with the names of the groups that have some."""
     found = import_xarray().open_groups(target, **{name: value for name, value in options.items() if name != "group"})
     groups = [name for name, dataset in found.items() if dataset.data_vars]
     if groups:
@@ -246,14 +244,12 @@ def _merge_cubes(cubes: list[xr.Dataset], path: Path, variables: Sequence[str] |
 
 
 def import_xarray() -> ModuleType:
-    """The package xarray, which is not among the core's dependencies."""
     with naming_extras("reading gridded data"):
         import xarray as xr
     return xr
 
 
 def import_cfgrib() -> None:
-    """Imports cfgrib, or raises an error that names its extra."""
     try:
         with naming_extras("reading GRIB"):
             import cfgrib  # noqa: F401
@@ -262,7 +258,6 @@ def import_cfgrib() -> None:
 
 
 def open_netcdf(path: Path) -> xr.Dataset:
-    """Checks and opens one NetCDF file of any format; values stay on disk until they are asked for."""
     check_netcdf_file(path)
     return import_xarray().open_dataset(path, engine="netcdf4", cache=False, decode_timedelta=False)
 
@@ -394,7 +389,6 @@ def _without_single_times(sources: list[FieldSource], where: str) -> list[FieldS
 def _at_common_times(
     parts: Sequence[tuple[xr.Dataset, str | None, TimeLabels | None]], where: str, notes: list[str]
 ) -> list[xr.Dataset]:
-    """Data sets at the times that all of those have that have times at all."""
     all_labels = [labels for _, _, labels in parts if labels is not None]
     if len({each.calendar for each in all_labels}) > 1:
         raise DataError(f"the parts of {where} are in the calendars {', '.join(each.calendar for each in all_labels)}")
@@ -467,7 +461,6 @@ def _follow(named: dict[str, xr.Dataset], where: str) -> xr.Dataset:
 
 
 def _check_following(sources: dict[str, FieldSource], time: str) -> None:
-    """Refuses parts with other units or calendars than the first, or with times of another part."""
     (first, like), *others = sources.items()
     for name, source in others:
         for ours, theirs in zip(like.channels, source.channels, strict=False):

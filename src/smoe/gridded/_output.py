@@ -33,7 +33,6 @@ def with_provenance(dataset: xr.Dataset, what: str) -> xr.Dataset:
 
 
 def check_output(path: Path, *, overwrite: bool = False) -> None:
-    """Refuses an output that exists or cannot be written, before anything is computed for it."""
     if path.suffix not in (".nc", ".nc4", ".zarr"):
         raise DataError(f"the output {path} must end with .nc or .zarr")
     if path.exists() and not overwrite:

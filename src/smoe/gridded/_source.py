@@ -123,7 +123,6 @@ class FieldSource:
         self.num_invalid: dict[str, int] = {}
 
     def _order_levels(self, like: Sequence[Channel]) -> None:
-        """Chooses the levels that channels have, in their order, by their values in hPa or metres."""
         for name, axes in self.variable_axes.items():
             wanted = [channel.level for channel in like if channel.variable == name and channel.level is not None]
             if axes.level is None or not wanted:
@@ -148,7 +147,6 @@ class FieldSource:
 
     @property
     def num_leads(self) -> int:
-        """Lead times of a forecast; 1 for other fields."""
         return 1 if self.lead_times is None else len(self.lead_times)
 
     @property
@@ -158,7 +156,6 @@ class FieldSource:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all fields in float32."""
         return 4 * self.num_positions * len(self.channels) * self.grid.shape[0] * self.grid.shape[1]
 
     @property
@@ -196,7 +193,6 @@ class FieldSource:
         return output if self._regridding is None else self._regridding(output)
 
     def regrid_to(self, grid: HorizontalGrid) -> None:
-        """Interpolates all fields that are read from now on to another grid."""
         self._regridding, self.grid = Regridding(self.grid, grid), grid
         if self._regridding.beyond:
             self.notes += (
@@ -320,7 +316,6 @@ def _reason(array: xr.DataArray) -> str:
 
 
 def _is_aside(name: object, array: xr.DataArray) -> bool:
-    """Whether a variable belongs to coordinates, as bounds do."""
     texts = {str(each.attrs.get("bounds", each.encoding.get("bounds"))) for each in array.coords.values()}
     lowered = str(name).lower()
     return str(name) in texts or lowered.startswith(("bounds_", "bnds_")) or lowered.endswith(("_bnds", "_bounds"))

@@ -71,8 +71,6 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class FieldTable:
-    """Fields of some positions of a source."""
-
     channels: tuple[Channel, ...]  # in the order of the source
     positions: np.ndarray  # position in the source of each row, ascending, `(N,)`
     values: np.ndarray  # channels that depend on time, float32, `(N, C', H, W)`; an array or a memory map
@@ -92,11 +90,9 @@ class FieldTable:
         return (self.always_missing == self.ever_missing).all(axis=(1, 2))
 
     def rows_of(self, positions: np.ndarray) -> np.ndarray:
-        """Row of each position, which must be in the table."""
         return np.searchsorted(self.positions, positions)
 
     def fields(self, rows: np.ndarray) -> np.ndarray:
-        """All channels of some rows, float32, `(n, C, H, W)`."""
         dynamic, is_static = np.ascontiguousarray(self.values[rows]), _is_static(self.channels)
         if not len(self.static):
             return dynamic
@@ -204,8 +200,6 @@ class _Gaps:
 
 
 def _check_block(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
-    """Refuses a block of fields with an infinite value, or with a number that stands for missing values."""
-
     def refuse(is_wrong: np.ndarray, what: str, remedy: str) -> None:
         row, channel = (int(place[0]) for place in np.nonzero(is_wrong.any(axis=(2, 3))))
         at = describe_position(source, int(positions[row]), channels[channel])

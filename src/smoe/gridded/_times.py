@@ -48,7 +48,6 @@ class TimeLabels:
         return show_time(seconds, self.calendar)
 
     def span(self) -> str:
-        """First and last time, as `2016-01-01 to 2016-12-31`."""
         return f"{self.text(int(self.seconds.min()))} to {self.text(int(self.seconds.max()))}"
 
     def months(self, seconds: np.ndarray) -> np.ndarray:
@@ -186,8 +185,6 @@ def _dates_since(numbers: np.ndarray, unit: str, start: str, calendar: str) -> n
 
 @dataclass(frozen=True)
 class Lead:
-    """Time from an input to its target: seconds, or calendar months."""
-
     seconds: int = 0
     months: int = 0
 
@@ -298,7 +295,6 @@ def regular_step(seconds: np.ndarray) -> int | None:
 
 
 def show_time(seconds: int, calendar: str) -> str:
-    """A time as `2016-01-01` or `2016-01-01T06:00`."""
     date = _dates(np.asarray([seconds]), calendar)[0]
     text = date.strftime("%Y-%m-%d").strip().replace(" ", "0")
     return text if (date.hour, date.minute, date.second) == (0, 0, 0) else f"{text}T{date.hour:02d}:{date.minute:02d}"

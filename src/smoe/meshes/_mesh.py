@@ -51,7 +51,6 @@ class Mesh:
 
     @property
     def num_nodes(self) -> int:
-        """N."""
         return len(self.coordinates)
 
     def smallest(self) -> Mesh:
@@ -96,7 +95,6 @@ def sides_of_faces(faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def face_centres(places: np.ndarray, faces: np.ndarray) -> np.ndarray:
-    """Means of the corners of faces `(F, most)` with -1 for missing corners, `(F, 3)`."""
     weight = (faces >= 0)[..., None]
     return (places[faces] * weight).sum(axis=1) / weight.sum(axis=1)
 
@@ -116,17 +114,14 @@ _WORDS = ("nside", "pixel_order", "dimension")
 
 
 def mesh_arrays(mesh: Mesh) -> dict[str, np.ndarray]:
-    """Coordinates and edges by names that begin with `mesh.`."""
     return {"mesh.coordinates": mesh.coordinates.numpy(), "mesh.edge_index": mesh.edge_index.numpy()}
 
 
 def mesh_words(mesh: Mesh) -> dict[str, Any]:
-    """What JSON keeps of a mesh."""
     return {name: getattr(mesh, name) for name in _WORDS}
 
 
 def mesh_from_files(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Mesh:
-    """The inverse of `mesh_words` and `mesh_arrays`."""
     coordinates, edges = (torch.from_numpy(arrays[f"mesh.{name}"]) for name in ("coordinates", "edge_index"))
     return Mesh(coordinates, edges, **{name: words[name] for name in _WORDS})
 
@@ -178,7 +173,6 @@ class Nodes:
         return f"mesh of {len(self.places)} {'faces' if self.is_on_faces else 'points'}"
 
     def edges(self) -> np.ndarray:
-        """Edges between neighbours in both directions, `(2, M)`."""
         if self.nside is not None and self.order is not None:
             return healpix_edges(self.nside, self.order)
         if self.faces is None:

@@ -65,7 +65,6 @@ def with_mesh(row: xr.Dataset, dimension: str, variables: Mapping[str, Any]) -> 
 
 
 def _mesh_variables(dataset: Any, nodes: Nodes) -> dict[str, Any]:
-    """The variables of the topology or the grid mapping, and the coordinates of the nodes."""
     if nodes.topology is not None:
         names = topology_variables(dataset, nodes.topology)
     else:

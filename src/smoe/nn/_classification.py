@@ -72,7 +72,6 @@ class FrozenLearner(Learner):
         return gate.route(input) if needs_scores else gate.decide(input)
 
     def lesson(self, step: Step) -> _FrozenLesson:
-        """Errors that are not finite are counted."""
         # Damping counts them by itself.
         counter = step.layer._signal.num_nonfinite if step.layer._active_damping is None else None
         return _FrozenLesson((step.routing.scores,) if step.routing.scores.requires_grad else (), counter)

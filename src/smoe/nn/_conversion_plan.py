@@ -65,7 +65,6 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def is_convertible(module: nn.Module) -> bool:
-    """Whether a module is of a kind that has an SMoE counterpart."""
     return isinstance(module, GRID_CONVOLUTIONS) or is_linear(module) or is_graph_convolution(module)
 
 
@@ -276,7 +275,6 @@ class ConversionPlan:
 
     @property
     def reasons(self) -> str:
-        """A line for each convolution that is left."""
         return "\n".join(f"{show_name(name)}: left, {reason}" for name, reason in self.left.items())
 
     @property
@@ -391,7 +389,6 @@ def plan_conversion(
 
 
 def show_name(name: str) -> str:
-    """The name of a module for messages; the network itself has the empty name."""
     return name or "the model itself"
 
 

@@ -160,7 +160,6 @@ class LocalAffine(nn.Module):
         return local_affine(input, self.scale.to(input.dtype), self.offset.to(input.dtype))
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         return f"{len(self.scale)}, spatial_shape={tuple(self.scale.shape[1:])}"
 
 
@@ -414,7 +413,6 @@ class FilterBank(RoutedLayer):
             )
 
     def _finish(self, output: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
-        """Adds the bias of the slots to `(B, E * F, *grid)` and applies the local affine map."""
         if self.bias is not None and self._bias_owner == "slot":
             output = output + self.bias.to(output.dtype).view(-1, *(1,) * (output.ndim - 2))
         if self._affine is None:
@@ -449,7 +447,6 @@ class FilterBank(RoutedLayer):
         return ", ".join([*parts, super().extra_repr()])
 
     def _at_once(self, input: torch.Tensor, routing: Routing) -> torch.Tensor | None:
-        """As its base says."""
         # Attributes of a module are found slowly, beside the kernel of a small layer.
         parameters, affine, mean, indices = self._parameters, self._affine, self._input_mean, routing.indices
         weight, bias = parameters.get("weight"), parameters.get("bias")
@@ -499,7 +496,6 @@ class FilterBank(RoutedLayer):
         """Arguments of `routed_conv` that filter the same way: source, filters, stride, padding mode; None if not."""
 
     def _select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Filters each pixel with its experts, and adds their bias."""
         return self._select_compared(source, indices)[0]
 
     def _select_compared(
@@ -516,7 +512,6 @@ class FilterBank(RoutedLayer):
         return weight if weight is not None and weight.requires_grad else super()._trained_parameter()
 
     def _see(self, source: torch.Tensor) -> None:
-        """Notes the mean of the first source."""
         if self._input_mean is not None and not self._input_mean.counters["is_set"] and not has_transforms():
             self._input_mean.set(source, self.weight)
 
@@ -552,7 +547,6 @@ class FilterBank(RoutedLayer):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> tuple[dict[int, torch.Tensor], bool] | None:
-        """As its base says."""
         gate, convolution = self.gate, self._as_convolution(source, weight)
         if convolution is None or not isinstance(gate, FactorisedGate):
             return None

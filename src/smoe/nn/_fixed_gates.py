@@ -106,7 +106,6 @@ class DecidedGate(SpatialGate):
         return self._grid
 
     def forward(self, input: torch.Tensor | None = None) -> Routing:
-        """The experts given, with scores of 1 for them and 0 for the others."""
         scores = self.raw_scores(input).flatten(1)[None]
         return Routing(self.indices, scores)
 

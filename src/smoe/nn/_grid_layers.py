@@ -381,7 +381,6 @@ class GridMoE(FilterBank):
         return super()._apply_bank(source, indices, bias)
 
     def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-        """Convolves with filters `(O, C, *kernel)` everywhere."""
         if self._conv is not None:
             return any_conv(source, filters, self._conv)
         stride, mode = self.stride[0], cast(PaddingMode, self.padding_mode)
@@ -539,7 +538,6 @@ class TokenMoE(SpatialMoE1d):
 
 
 def check_axes(layer: FilterBank, num_axes: int) -> None:
-    """Refuses a gate that was made for a grid with another number of axes."""
     grid = layer.gate.spatial_shape
     if grid is not None and len(grid) != num_axes:
         raise ValueError(f"{type(layer).__name__} needs a gate for {num_axes} axes, got one for the grid {grid}")

@@ -132,7 +132,6 @@ class HEALPixMoE(FilterBank):
 
     @property
     def width(self) -> int:
-        """Width of the border of a padded face."""
         return self.kernel_size[0] // 2
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,6 @@ class SpatialMoE(RoutedLayer):
     def _candidate_products(
         self, source: torch.Tensor, error: torch.Tensor, families: slice, experts: slice, *compared: torch.Tensor
     ) -> torch.Tensor:
-        """See `RoutedLayer`; computed from the outputs of all experts."""
         members = family_members(self.gate.num_experts, self.gate.num_selected, device=source.device)[families]
         outputs = source.flatten(2).unflatten(1, (-1, self._expert_channels))
         flat_error = error.flatten(2).unflatten(1, (-1, self._expert_channels))[:, families].flatten(1, 2)

@@ -36,7 +36,6 @@ def check_kernel_size(kernel_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def check_padding_mode(padding_mode: PaddingMode) -> PaddingMode:
-    """The padding mode, if there is one of that name."""
     if padding_mode not in PADDING_MODES:
         raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}, got {padding_mode!r}")
     return padding_mode
@@ -52,7 +51,6 @@ def check_positive(**numbers: int) -> None:
 
 
 def check_output_grid(input: torch.Tensor, stride: int, spatial_shape: tuple[int, ...]) -> None:
-    """Refuses an input whose output grid is not the one the layer was made for."""
     grid = output_grid(input.shape[2], input.shape[3], stride)
     if grid != spatial_shape:
         wanted = tuple(size * stride for size in spatial_shape)
@@ -314,7 +312,6 @@ class RoutedLayer(nn.Module, ABC):
         return next(mine, None)
 
     def _begin_pass(self) -> None:
-        """Takes a step of the gate that is due, or forgets gradients that the user has dropped."""
         if self.gate.steps is not None:
             self.gate.begin_pass()
 
@@ -368,7 +365,6 @@ class RoutedLayer(nn.Module, ABC):
         """Grid of the output for an input."""
 
     def _notice_tracked_loss(self) -> None:
-        """Records that `track_loss_scale` is in use."""
         if not self._is_loss_tracked:  # an assignment to a module is slow
             self._is_loss_tracked = True
 
@@ -405,7 +401,6 @@ class RoutedLayer(nn.Module, ABC):
         self.gate.join(self, self._learner)
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         weighted = "weighted=True, " if self._weighted else ""
         damping = "" if self.damping is None else f", damping={str(self.damping)!r}"
         return f"{weighted}rule={str(self.rule)!r}{damping}"
@@ -522,7 +517,6 @@ class Learner(Memory):
         """
 
     def extra_repr(self) -> str:
-        """The rule."""
         return str(self.rule)
 
 

@@ -21,7 +21,6 @@ _FACE_LONGITUDE = np.array([1, 3, 5, 7, 0, 2, 4, 6, 1, 3, 5, 7])
 
 
 def check_nside(nside: int, order: HEALPixOrder | None = None) -> int:
-    """The number of pixels along a side of a face."""
     if not isinstance(nside, int) or nside < 1:
         raise ValueError(f"nside must be an integer of at least 1, got {nside}")
     if order is not None and order not in HEALPIX_ORDERS:
@@ -94,7 +93,6 @@ def healpix_coordinates(nside: int, order: HEALPixOrder | None = None) -> torch.
 
 
 def check_healpix_coordinates(coordinates: torch.Tensor, nside: int, order: HEALPixOrder) -> None:
-    """Refuses coordinates that are not those of the order."""
     num_pixels = 12 * nside * nside
     if tuple(coordinates.shape) != (num_pixels, 2):
         raise ValueError(f"coordinates must be ({num_pixels}, 2) for nside {nside}, got {tuple(coordinates.shape)}")

@@ -44,7 +44,6 @@ class Routing(NamedTuple):
 
     @property
     def has_scores(self) -> bool:
-        """Whether the scores of all experts are at hand."""
         return self.scores.shape[1] > 0
 
     def at(self, pixels: torch.Tensor) -> Routing:

@@ -24,8 +24,6 @@ NUM_EXPERTS, NUM_FILTERS = 12, 6
 
 @dataclass(frozen=True)
 class ExpertFilters:
-    """Filters of some experts as small pictures."""
-
     experts: tuple[int, ...]  # numbers of the experts, the most used one first
     labels: tuple[tuple[str, ...], ...]  # for each expert, the names of its pictures, such as `out 0, in 3`
     pictures: tuple[np.ndarray, ...]  # for each expert its pictures, `(n, rows, columns)`
@@ -72,8 +70,6 @@ def _label(number: int, num_outputs: int, channels: int) -> str:
 
 @dataclass(frozen=True)
 class GateMap:
-    """The routing of one gate."""
-
     layers: tuple[str, ...]  # names of the layers that share the gate
     kind: str  # class of the gate
     rule: str  # rule by which it learns
@@ -90,7 +86,6 @@ class GateMap:
 
     @property
     def num_selected(self) -> int:
-        """E, the number of experts selected at each pixel."""
         return len(self.choices)
 
     def colour_map(self) -> tuple[np.ndarray, np.ndarray]:

@@ -95,7 +95,6 @@ class ArrayPack:
         return {**self.add(np.diff(small, prepend=small.dtype.type(0))), "steps": True} if as_steps else self.add(small)
 
     def encode(self) -> str:
-        """All arrays as base64 of a gzip stream; the same arrays make the same text."""
         return base64.b64encode(gzip.compress(b"".join(self._places), compresslevel=9, mtime=0)).decode()
 
 

@@ -115,8 +115,6 @@ class Monitor:
 
 @dataclass(frozen=True)
 class RunReport:
-    """One run, ready to be shown."""
-
     label: str  # name of the run on the page, from its directory
     title: str  # recipe, or network and targets
     path: Path

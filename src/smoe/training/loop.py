@@ -62,8 +62,6 @@ class TrainingDiverged(SmoeError):
 
 @dataclass
 class RunState:
-    """How far a run is."""
-
     stopping: Stopping  # best value so far, and the end of the run
     loss_total: Tensor  # sum of the losses of this process in the epoch so far, a scalar
     epoch: int = 1  # epoch that is trained or comes next, from 1
@@ -157,7 +155,6 @@ class Loop:
             torch.distributed.broadcast(buffer, src=0)
 
     def _train_epoch(self, interruption: Interruption) -> None:
-        """Trains the rest of the epoch."""
         task, state, batches = self.task, self.state, self.batches
         batches.start(state.epoch, state.next_batch)
         self.reporter.begin_epoch(state.epoch, batches.num_batches, state.next_batch)
@@ -312,7 +309,6 @@ class Loop:
         return by_first(self.accelerator, lambda: load_checkpoint(path))
 
     def _save(self) -> None:
-        """Stores all that a resumed run needs."""
         state, scaler = self.state, self.accelerator.scaler
         self._write(
             self.run.last_checkpoint,

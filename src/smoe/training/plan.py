@@ -19,49 +19,30 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Batches, schedule and stopping of a training run.
+    """Batches, schedule and stopping of a training run."""
 
-    Attributes:
-        batch_size: Samples per optimiser step, over all processes together.
-        evaluation_batch_size: Samples per evaluation step and process.
-        max_epochs: Maximum number of epochs.
-        monitor: Validation metric that decides the schedule, the stopping and the choice of the best weights. `loss` is
-            the training loss on the validation split and needs no metric of its own.
-        monitor_mode: Whether a larger (`max`) or a smaller (`min`) value is better.
-        schedule: Schedule of the learning rate: `plateau` lowers it when nothing improves, `cosine` lets it fall to
-            `min_lr` along half a wave, step by step, until `max_epochs`.
-        warmup_epochs: Epochs of linear warm-up before the cosine.
-        warmup_start: Share of the learning rate in the first step of these epochs.
-        plateau_patience: Epochs without improvement before the learning rate falls.
-        plateau_factor: Factor of the learning rate when it falls.
-        min_lr: Lowest learning rate of the schedule.
-        min_delta: Minimum change of the monitored metric that counts as an improvement.
-        early_stop_patience: Epochs without improvement after which the run ends.
-        stop_at: Value of the monitored metric that ends the run; None for no such value.
-        precision: `no` (float32), `bf16` or `fp16` autocast.
-        device: `auto` uses an accelerator if there is one.
-        num_threads: Torch's threads on a CPU; None keeps torch's choice.
-        num_workers: Processes that read batches ahead of the model; 0: the training process reads them.
-    """
-
-    batch_size: int = 32
-    evaluation_batch_size: int = 100
-    max_epochs: int = 100
+    batch_size: int = 32  # Samples per optimiser step, over all processes together.
+    evaluation_batch_size: int = 100  # Samples per evaluation step and process.
+    max_epochs: int = 100  # Maximum number of epochs.
+    # Validation metric that decides the schedule, the stopping and the choice of the best weights. `loss` is the
+    # training loss on the validation split and needs no metric of its own.
     monitor: str = "loss"
-    monitor_mode: Literal["max", "min"] = "min"
+    monitor_mode: Literal["max", "min"] = "min"  # Whether a larger (`max`) or a smaller (`min`) value is better.
+    # Schedule of the learning rate: `plateau` lowers it when nothing improves, `cosine` lets it fall to `min_lr` along
+    # half a wave, step by step, until `max_epochs`.
     schedule: Literal["plateau", "cosine"] = "plateau"
-    warmup_epochs: int = 0
-    warmup_start: float = 0.01
-    plateau_patience: int = 10
-    plateau_factor: float = 0.1
-    min_lr: float = 0.0
-    min_delta: float = 0.0
-    early_stop_patience: int = 20
-    stop_at: float | None = None
-    precision: Literal["no", "bf16", "fp16"] = "no"
-    device: Literal["auto", "cpu"] = "auto"
-    num_threads: int | None = None
-    num_workers: int = 0
+    warmup_epochs: int = 0  # Epochs of linear warm-up before the cosine.
+    warmup_start: float = 0.01  # Share of the learning rate in the first step of these epochs.
+    plateau_patience: int = 10  # Epochs without improvement before the learning rate falls.
+    plateau_factor: float = 0.1  # Factor of the learning rate when it falls.
+    min_lr: float = 0.0  # Lowest learning rate of the schedule.
+    min_delta: float = 0.0  # Minimum change of the monitored metric that counts as an improvement.
+    early_stop_patience: int = 20  # Epochs without improvement after which the run ends.
+    stop_at: float | None = None  # Value of the monitored metric that ends the run; None for no such value.
+    precision: Literal["no", "bf16", "fp16"] = "no"  # `no` (float32), `bf16` or `fp16` autocast.
+    device: Literal["auto", "cpu"] = "auto"  # `auto` uses an accelerator if there is one.
+    num_threads: int | None = None  # Torch's threads on a CPU; None keeps torch's choice.
+    num_workers: int = 0  # Processes that read batches ahead of the model; 0: the training process reads them.
 
     def __post_init__(self) -> None:
         for names, lowest in (

@@ -57,8 +57,6 @@ class ProgressBar:
 
 
 class Reporter:
-    """Receives the progress of a training; this one does nothing with it."""
-
     def begin_epoch(self, epoch: int, num_batches: int, first_batch: int) -> None:
         """Called when an epoch begins, or continues at `first_batch`."""
 

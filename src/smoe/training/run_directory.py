@@ -57,7 +57,6 @@ class RunDirectory:
         self._is_locked = False
 
     def check_writable(self) -> None:
-        """Checks that a run can be stored here; writes nothing."""
         reason = reason_not_to_write(self.path)
         if reason is not None:
             raise RunError(f"the run directory {self.path} cannot be used: {reason}; choose another one (--output-dir)")
@@ -269,7 +268,6 @@ def processor_name() -> str:
 
 
 def git_commit() -> str | None:
-    """Returns the commit of this package, marked `-dirty` if its source was changed; None outside a checkout."""
     package = Path(__file__).parents[1]
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -231,7 +231,6 @@ def predict(
 
 
 def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
-    """Returns the sum of a tensor over all processes, to every one of them."""
     return cast(Tensor, accelerator.reduce(tensor, reduction="sum"))
 
 
@@ -244,7 +243,6 @@ def evaluate(
     batch_size: int,
     num_workers: int = 0,
 ) -> dict[str, float]:
-    """Returns the values of all metrics over all processes. The model stays in evaluation mode."""
     device, process, num_processes = accelerator.device, accelerator.process_index, accelerator.num_processes
     sums = MetricSums(metrics, device)
     for prediction, target in predict(

@@ -82,7 +82,6 @@ class Store:
 
     @classmethod
     def open_named(cls, path: Path | None) -> Self:
-        """Opens the store of a recipe's data."""
         if path is None:
             raise DataError(f"no data are named: make a store with `{cls.command}` and give it as --data.store FOLDER")
         return cls.open(path)
@@ -100,7 +99,6 @@ class Store:
         raise NotImplementedError
 
     def years(self) -> list[int]:
-        """The years of the store, complete or not."""
         return sorted(set(years_of(self.valid_times).tolist()))
 
     def tell_missing_years(self, split: str, years: tuple[int, int], notify: Callable[[str], None]) -> None:
@@ -149,7 +147,6 @@ class StoreWriter:
                 )
 
     def array(self, name: str) -> np.ndarray:
-        """What is written of an array, mapped."""
         return map_array(self.path / f"{name}.npy", self.shapes[name])
 
     def write(self, name: str, first: int, rows: np.ndarray) -> None:

@@ -101,8 +101,6 @@ CONSTANTS = ("lsm", "orography", "lat2d", "lon2d", "slt")
 
 @dataclass(frozen=True)
 class Channel:
-    """A variable, on one pressure level if it has levels: one field for each time."""
-
     variable: str
     level: int | None = None
 

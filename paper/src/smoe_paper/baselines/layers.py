@@ -77,7 +77,6 @@ class CoordConv2d(nn.Module):
         self.conv = GridConv2d(in_channels + 2, out_channels, kernel_size, **options)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Maps `(B, C, H, W)` to `(B, out_channels, H', W')`."""
         return self.conv(append_coordinates(input))
 
 
@@ -152,15 +151,11 @@ class NetworkGate(SpatialGate):
 
 
 class ConvGate(NetworkGate):
-    """One convolution."""
-
     def make_network(self, in_channels: int, kernel_size: int | tuple[int, int] = 3, **options: Any) -> nn.Module:
         return GridConv2d(in_channels, self.num_experts, kernel_size, **options)
 
 
 class CoordConvGate(NetworkGate):
-    """One CoordConv."""
-
     def make_network(self, in_channels: int) -> nn.Module:
         return CoordConv2d(in_channels, self.num_experts)
 
@@ -180,8 +175,6 @@ class CoordConv3Gate(NetworkGate):
 
 
 class LocallyConnectedGate(NetworkGate):
-    """A locally connected layer."""
-
     def make_network(self, in_channels: int, spatial_shape: tuple[int, int]) -> nn.Module:
         return LocallyConnected2d(in_channels, self.num_experts, spatial_shape=spatial_shape)
 

@@ -30,8 +30,6 @@ class FeedForward(nn.Module):
 
 
 class PatchScores(NamedTuple):
-    """Scores of the experts before and with noise, `(groups, tokens of a group, X)`, at least float32."""
-
     clean: torch.Tensor
     noisy: torch.Tensor
     noise_std: float

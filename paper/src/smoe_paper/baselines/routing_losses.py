@@ -83,7 +83,6 @@ def squared_variation(per_expert: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_per_expert(values: torch.Tensor) -> torch.Tensor:
-    """`(1 or B, X, P)` to `(X,)`."""
     return values.sum(dim=(0, 2))
 
 

@@ -64,7 +64,6 @@ def event_medians(ways: Mapping[str, Callable[[], object]], *, rounds: int = 30,
 
 
 def peak_megabytes(call: Callable[[], object]) -> float:
-    """Peak of the allocated memory during a call, above what was allocated before it."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -140,7 +139,6 @@ def measure(shape: RoutedShape, dtype: torch.dtype, device: torch.device, *, rou
 
 
 def main(args: list[str] | None = None) -> None:
-    """Measures and stores."""
     parser = argparse.ArgumentParser("smoe bench device", description=__doc__)
     parser.add_argument("names", nargs="*", help="words that the names of the layers contain; all layers without")
     parser.add_argument("--device", default="cuda", help="cuda or cuda:N")

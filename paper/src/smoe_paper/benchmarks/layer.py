@@ -77,7 +77,6 @@ class DenseMixture(nn.Module):
         self.scores = nn.Parameter(torch.randn(c.out_channels, c.candidates, c.height, c.width))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, C, H, W)` to `(B, out_channels, H, W)`."""
         return (self.conv(input).unflatten(1, self.scores.shape[:2]) * self.scores.softmax(dim=1)).sum(dim=2)
 
 
@@ -206,7 +205,6 @@ class LayerOptions:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Measures the configurations that were named, and stores the table after each row."""
     options = parse(LayerOptions, args or [], prog="smoe bench layer")
     chosen: list[tuple[str, Configuration, Start, int]] = [
         (name, configuration, routing, threads)

@@ -100,7 +100,6 @@ def _embedding_at(layer: smoe.SpatialMoE2d, coordinates: Tensor) -> smoe.PixelEm
 
 
 def measure(embedding: str, seed: int, num_steps: int) -> dict[str, float]:
-    """Errors on the grid of the training and on others."""
     task, coordinates = Sphere(seed), degrees(*GRID)
     torch.manual_seed(seed)
     layer = smoe.SpatialMoE2d(4, 4, 1, embedding=EMBEDDINGS[embedding](coordinates), **OPTIONS)
@@ -123,7 +122,6 @@ def measure(embedding: str, seed: int, num_steps: int) -> dict[str, float]:
 
 
 def run(options: MovingOptions) -> str:
-    """Measures, and returns the table as Markdown."""
     torch.set_num_threads(1)
     rows = []
     for embedding in EMBEDDINGS:
@@ -142,5 +140,4 @@ def run(options: MovingOptions) -> str:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Reads the options, measures and prints the table."""
     sys.stdout.write(run(parse(MovingOptions, args or [], prog="smoe bench moving")))

@@ -11,8 +11,6 @@ from smoe.command_line import parse
 
 @dataclass(frozen=True)
 class Preparation:
-    """Options of the preparation of a store."""
-
     # First and last year of training, by the date for which a forecast is valid.
     train_years: tuple[int, int] = (1998, 2015)
 

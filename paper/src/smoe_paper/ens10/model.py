@@ -37,7 +37,6 @@ VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (21
 
 
 def build_model(model: recipes.EnsembleModel, learning: Learning, store: EnsembleStore) -> torch.nn.Module:
-    """Returns a model from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`."""
     num_channels, grid = len(store.channels), store.grid.shape
     match model:
         case recipes.EmosModel():
@@ -88,7 +87,6 @@ def trunk(name: str) -> str:
 def _convert(
     net: UNet, model: recipes.SpatialMoEUNetModel, learning: Learning, store: EnsembleStore
 ) -> torch.nn.Module:
-    """Replaces the 3x3 convolutions by SMoE layers with the same biases and initialisation."""
     return convert_net(
         net,
         model,
@@ -102,7 +100,6 @@ def _convert(
 
 
 def build_task(recipe: recipes.EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs."""
     store = open_store(recipe.data)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
     return make_task(recipe, store, samples)
@@ -133,5 +130,4 @@ def make_split(
 
 
 def make_scores(*, has_efi: bool) -> list[Metric]:
-    """CRPS, and EECRPS if the EFI is known."""
     return [GaussianCRPS(), EECRPS()] if has_efi else [GaussianCRPS()]

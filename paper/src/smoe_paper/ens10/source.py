@@ -28,8 +28,6 @@ LevelType = Literal["pl", "sfc"]
 
 @dataclass(frozen=True)
 class EnsembleVariable:
-    """A variable of the ensemble."""
-
     name: str
     grib_name: str
     grib_short_name: str
@@ -72,8 +70,6 @@ SURFACE_VARIABLES = (
 
 @dataclass(frozen=True)
 class EnsembleTask:
-    """A variable to correct, and the input fields."""
-
     name: TaskName
     level_type: LevelType
     level: int | None
@@ -226,7 +222,6 @@ class Members:
                 raise DataError(f"{path} holds a forecast that started on {start}, but its name says {file.date}")
 
     def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
-        """Returns the members of a variable, `(10, H, W)`, from north to south."""
         with damage_as_data_error(self._file.path, f"{variable.name} of {start}"):
             array = self._arrays[variable.name].isel(time=int(np.flatnonzero(self.starts == start)[0]))
             return array.values.astype(np.float32)
@@ -292,7 +287,6 @@ class EnsembleSource:
 
 
 def open_ens10(root: Path, task: EnsembleTask, num_members: int = NUM_MEMBERS) -> EnsembleSource:
-    """Opens the members of the forecasts of a task."""
     if not root.is_dir():
         raise DataError(f"{root} does not exist; expected a folder of ENS-10")
     files = find_member_files(root, task)
@@ -305,7 +299,6 @@ def open_ens10(root: Path, task: EnsembleTask, num_members: int = NUM_MEMBERS) -
 
 
 def open_truth(root: Path, task: EnsembleTask, grid: Grid) -> DatedFields:
-    """Opens ERA5 at the dates for which the forecasts are valid."""
     path = root / task.truth_file
     if not path.is_file():
         raise DataError(f"{root} has no {task.truth_file}, the truth of {task.name}: put it there, or name its --truth")
@@ -314,6 +307,5 @@ def open_truth(root: Path, task: EnsembleTask, grid: Grid) -> DatedFields:
 
 
 def open_efi(root: Path, task: EnsembleTask, grid: Grid) -> DatedFields | None:
-    """Opens the extreme forecast index of the release, if it is there."""
     path = root / f"efi_{task.name}.nc"
     return DatedFields(path, ("efi",), None, _EFI, grid) if path.is_file() else None

@@ -35,7 +35,6 @@ class Plan:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all arrays by their names."""
         grid = (len(self.latitude), len(self.longitude))
         num_starts, num_channels = len(self.starts), len(TASKS[self.task].channels)
         shapes = {"statistics": (num_starts, num_channels, *grid), "truth": (num_starts, *grid)}
@@ -131,7 +130,6 @@ class EnsembleSamples(BatchedSamples):
         return f"{self.store.task} at {time}", "mean of the ensemble", self[index][1][1]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns the inputs `(B, C, H, W)` and the targets `(B, 3 or 4, H, W)`."""
         rows, store = self._rows[np.asarray(indices, np.int64)], self.store
         fields = store.inputs if self.inputs == "statistics" else store.members
         targets = [store.truth, store.target_mean, store.target_std, *([] if store.efi is None else [store.efi])]

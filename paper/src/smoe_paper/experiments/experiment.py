@@ -83,7 +83,6 @@ class Experiment:
         return build_task(recipe, splits, notify)
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
-        """What the paper prints for a recipe."""
         found = self.published_results.get(recipe_name)
         return () if found is None else (found,)
 
@@ -114,13 +113,11 @@ def experiment_of(recipe: Recipe) -> Experiment:
 
 
 def all_experiments() -> list[Experiment]:
-    """Every experiment, in the order of the paper."""
     return [find_experiment(name) for name in EXPERIMENTS]
 
 
 @functools.cache
 def all_recipes() -> Mapping[str, Recipe]:
-    """Every recipe by its full name."""
     return {name: recipe for experiment in all_experiments() for name, recipe in experiment.recipes.items()}
 
 

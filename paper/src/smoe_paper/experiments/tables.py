@@ -48,8 +48,6 @@ class ShownMetric:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table."""
-
     labels: tuple[str, ...]
     recipe: Recipe
     paper: tuple[PublishedResult, ...] = ()
@@ -61,8 +59,6 @@ class Row:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table."""
-
     name: str  # on the command line, such as `heat/gates`
     title: str
     columns: tuple[str, ...]
@@ -108,8 +104,6 @@ class Scale:
 
 @dataclass(frozen=True)
 class TableSet:
-    """All tables of an experiment."""
-
     name: str
     metrics: tuple[ShownMetric, ...]
     metric_text: str

@@ -64,8 +64,6 @@ Start = Callable[[nn.SpatialMoE2d], None]
 
 
 class Learning(NamedTuple):
-    """How the routing learns."""
-
     rule: Rule
     damping: Damping | None
 
@@ -235,7 +233,6 @@ def assemble_task(
     collate: Collate = BatchedSamples.collate,
     **options: Any,
 ) -> Task:
-    """The task of a recipe, with its optimiser and its auxiliary losses."""
     if recipe.auxiliary.is_any:
         _check_auxiliary(recipe.auxiliary, model)
         options["auxiliary_loss"] = partial(auxiliary_loss, **to_plain(recipe.auxiliary))
@@ -264,8 +261,6 @@ def _check_auxiliary(auxiliary: AuxiliaryLosses, model: torch.nn.Module) -> None
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A trained run, with its weights loaded."""
-
     name: str
     recipe: Recipe
     task: Task
@@ -276,7 +271,6 @@ class OpenRun:
         return self.task.model
 
     def evaluate(self, split: str) -> dict[str, float]:
-        """Computes the metrics on a split."""
         plan, task = self.recipe.training, self.task
         accelerator, model = self._prepare()
         samples, batch_size = task.splits[split], plan.evaluation_batch_size

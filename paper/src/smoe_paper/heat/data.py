@@ -132,7 +132,6 @@ class HeatPairs(BatchedSamples):
         return f"run {index // self.num_steps}, step {index % self.num_steps}", "the step before", self[index][0][0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The inputs and the targets of a batch, `(B, 1, *grid)` each, copies of the frames."""
         if len(indices) and not 0 <= min(indices) <= max(indices) < self._num_pairs:
             wrong = min(indices) if min(indices) < 0 else max(indices)
             raise IndexError(f"index must be in [0, {self._num_pairs - 1}], got {wrong}")
@@ -142,12 +141,10 @@ class HeatPairs(BatchedSamples):
 
 
 def make_region_map(data: HeatDiffusion) -> np.ndarray:
-    """The map of region types `(H, W)`."""
     return grow_region_map(data.spatial_shape, len(data.diffusivities), data.region_seed)
 
 
 def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
-    """Simulates a split."""
     num_runs = getattr(data, f"num_{split}_runs")
     notify(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
     states = draw_initial_states(region_map, num_runs, getattr(data, f"{split}_seed"))

@@ -38,7 +38,6 @@ from smoe_paper.models import ConvNet, FullyConnectedNet, SpatialMoENet, VisionT
 def build_model(
     model: recipes.HeatModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> torch.nn.Module:
-    """The network of a recipe; it maps one field to one field."""
     grid = (region_map.shape[0], region_map.shape[1])
     # With so few channels, the backward pass of torch's own convolutions takes 2 to 8 times as long otherwise.
     channels_last: dict[str, Any] = {"memory_format": torch.channels_last}
@@ -65,7 +64,6 @@ def build_model(
 def build_spatial_moe(
     model: recipes.SpatialMoEModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> SpatialMoENet:
-    """The one-layer SMoE network, started at random or at the truth."""
     options: dict[str, Any] = {
         "gate": build_gate(model, region_map),
         "weighted": model.weighted,

@@ -102,7 +102,6 @@ def draw_tables(
 
 
 def _draw_accuracies(rows: Sequence[Row], store: RunStore, path: Path) -> Iterator[Path]:
-    """The accuracy of the first seed of each model by epoch."""
     found = {row.label: outcomes(HEAT.tables, row, store) for row in rows}
     runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
     if not runs:
@@ -144,7 +143,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def show_kernel(axes: Axes, kernel: np.ndarray, largest: float) -> None:
-    """Shows a matrix as colours from -largest to largest, with a number in each cell."""
     axes.imshow(kernel, cmap="PuOr_r", vmin=-largest, vmax=largest)
     for (row, column), value in np.ndenumerate(kernel):
         colour = "white" if abs(value) > 0.6 * largest else "black"

@@ -31,7 +31,6 @@ _OF_RECIPE = {"rule", "damping", "auxiliary", "optimizer", "data", "loss"}
 
 
 def _recipe(changes: dict[str, Any] | HeatRecipe) -> HeatRecipe:
-    """A recipe itself, or that of the SMoE with changes."""
     if isinstance(changes, HeatRecipe):
         return changes
     model = {name: value for name, value in changes.items() if name not in _OF_RECIPE}
@@ -94,7 +93,6 @@ DAMPINGS: tuple[float | None, ...] = (0.0, 0.1, 0.5, None)
 
 
 def grid_recipe(error_quantile: float, damping: float | None) -> HeatRecipe:
-    """The recipe of a cell of the table of quantiles and damping factors."""
     damped = None if damping is None else Damping(factor=damping, error_quantile=error_quantile)
     return _recipe({"rule": RoutingClassification(error_quantile=error_quantile, damping=damped)})
 

@@ -17,8 +17,6 @@ from smoe_paper.heat_mesh.recipes import MeshDiffusion
 
 @dataclass(frozen=True)
 class Domain:
-    """A graph in space."""
-
     name: str
     edges: np.ndarray  # source and target of each edge, both directions, `(2, M)`, int64
     coordinates: np.ndarray  # of the nodes, `(N, 3)`, float64
@@ -50,7 +48,6 @@ def _grid(name: str, shape: tuple[int, ...]) -> Domain:
 
 
 def line(length: int = 4096) -> Domain:
-    """Pixels in a row."""
     return _grid("line", (length,))
 
 
@@ -219,7 +216,6 @@ def make_domain(name: str) -> Domain:
 
 
 def make_regions(data: MeshDiffusion) -> np.ndarray:
-    """The region type of each node, `(N,)`."""
     return grow_regions(make_domain(data.domain), len(data.rates), data.region_seed)
 
 
@@ -227,7 +223,6 @@ _SEEDS = {"train": 42, "validation": 546981, "test": 865124}
 
 
 def make_split(data: MeshDiffusion, regions: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
-    """Simulates a split."""
     num_runs, domain = getattr(data, f"num_{split}_runs"), make_domain(data.domain)
     notify(f"simulating {num_runs} runs of {data.num_steps} steps on {domain.name} ({split})")
     states = draw_states(regions, num_runs, _SEEDS[split])

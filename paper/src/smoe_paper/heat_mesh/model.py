@@ -32,7 +32,6 @@ class MeshNet(nn.Module):
         self.register_buffer("edges", edges, persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, 1, *grid)` to `(B, 1, *grid)`."""
         if isinstance(self.layer, GraphMoE):
             return self.layer(input.transpose(1, 2), self.edges).transpose(1, 2)
         return self.layer(input)
@@ -55,7 +54,6 @@ class SageNet(nn.Module):
         self.register_buffer("adjacency", _adjacency(edges, num_nodes), persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, 1, N)` to `(B, 1, N)`."""
         # One sample at a time stays in the cache: a third of the time of the whole batch.
         return torch.stack([self._apply_layers(sample) for sample in input])
 

@@ -27,8 +27,6 @@ from smoe_paper.images.recipes import CIFAR10_ARCHIVE, IMAGE_SETS, ImageSet, Par
 
 
 class LabelledImages(NamedTuple):
-    """Images, uint8, `(N, C, H, W)`, and their classes, uint8, `(N,)`."""
-
     images: np.ndarray
     labels: np.ndarray
 
@@ -134,7 +132,6 @@ class ImageSamples(BatchedSamples):
         return len(self.labels)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The images `(B, C, H, W)`, float32, and their classes `(B,)`, int64."""
         which = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images.index_select(0, which).float().mul_(self.step).add_(self.low)
         return images, self.labels.index_select(0, which)
@@ -158,7 +155,6 @@ class DrawnImages(BatchedSamples):
         return self.number
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images `(B, C, H, W)` and their classes `(B,)`."""
         return self.samples.__getitems__(self._drawn[np.asarray(indices)].tolist())
 
 

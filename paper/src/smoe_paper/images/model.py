@@ -54,7 +54,6 @@ def _spatial_moe_layers(
     pairs: list[tuple[int, int]],
     grid: tuple[int, int],
 ) -> list[torch.nn.Module]:
-    """Makes SMoE layers on one grid, which can share a gate."""
     num_experts = round(model.expert_ratio * model.filters)
 
     def new_gate() -> nn.SpatialGate:
@@ -107,7 +106,6 @@ def make_splits(data: recipes.ImageData, splits: tuple[str, ...]) -> dict[str, I
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
-    """The images of a split; nothing without data."""
     del notify
     if split is None:
         return ReportParts()

@@ -140,7 +140,6 @@ class WideClassifierModel(_Size):
     matched_rank: int = 4
 
     def widths(self, in_channels: int) -> tuple[int, ...]:
-        """The number of filters of each layer for images with some number of channels."""
         rank, filters = self.matched_rank, self.filters
         inputs = (in_channels, *(filters,) * (self.num_layers - 1))
         inner = (int((rank * number + filters) / (number + filters) * filters) for number in inputs[:-1])

@@ -13,8 +13,6 @@ from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, c
 
 @dataclass(frozen=True)
 class Preparation:
-    """Options of a preparation."""
-
     years: tuple[int, int] = (1979, 2018)  # First and last year.
     # First and last year of the statistics, which should be the training years.
     statistics_years: tuple[int, int] = (1979, 2015)

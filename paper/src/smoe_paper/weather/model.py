@@ -47,7 +47,6 @@ _AnyResNet = recipes.ResNetModel | recipes.LocatedResNetModel | recipes.LowRankL
 
 
 def build_model(model: recipes.WeatherModel, learning: Learning, setting: Setting) -> torch.nn.Module:
-    """Returns the network of a recipe."""
     match model:
         case recipes.WeatherViTModel():
             return VisionTransformer(setting.in_channels, setting.out_channels, setting.grid, **to_plain(model))
@@ -154,7 +153,6 @@ def _prior(model: _Gated, land: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def build_task(recipe: recipes.WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs."""
     store = WeatherStore.open_named(recipe.data.store)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
     setting = setting_of(recipe.data, store)
@@ -202,6 +200,5 @@ def make_split(
 
 
 def make_scores(targets: tuple[str, ...], store: WeatherStore) -> list[Metric]:
-    """Returns the errors of the targets in physical units."""
     scales = [float(store.std[index]) for index in store.channel_indices(targets)]
     return [LatitudeWeightedRMSE(targets, store.grid.latitude, scales)]

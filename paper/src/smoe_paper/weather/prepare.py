@@ -137,7 +137,6 @@ def _blocks(
 
 
 def _read(fields: xr.Dataset, channel: str, times: np.ndarray, on_nan: NaNPolicy) -> np.ndarray:
-    """Fields `(T, H, W)` with NaNs replaced, or refused."""
     path, parsed = Path(fields.attrs["path"]), parse_channel(channel)
     # A slice reads one block of the file; an index array would read step by step.
     first, last = np.searchsorted(fields.time.values, times[[0, -1]])

@@ -82,7 +82,6 @@ def samples_of(run: OpenRun, split: str) -> WeatherSamples:
 
 
 def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields forecasts and truths of a split in physical units."""
     samples = samples_of(run, split)
     for pair in run.outputs(split):
         prediction, truth = (samples.store.to_physical(samples.targets, fields) for fields in pair)

@@ -36,8 +36,6 @@ def transform(channel: str, values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a store is to hold."""
-
     channels: tuple[str, ...]
     constants: tuple[str, ...]
     latitude: tuple[float, ...]
@@ -210,7 +208,6 @@ class WeatherSamples(BatchedSamples):
         return name, f"{self.lead_hours} h before", torch.from_numpy(self.store.to_physical(target, field)[0])
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns the inputs `(B, num_input_channels, H, W)` and the targets `(B, len(targets), H, W)`."""
         index = np.asarray(indices, np.int64)
         if index.size and not (index.min() >= 0 and index.max() < len(self)):
             raise IndexError(f"indices must be in [0, {len(self) - 1}], got {index.min()} to {index.max()}")
