@@ -1,6 +1,6 @@
-"""Files that a kill at any moment leaves whole, locks that end with their process, folders that do not outlive it.
+"""Atomic writes, locks, temporary folders, reading ahead, and checks that data files are whole.
 
-Whether data files are whole: the libraries that read them take lost values for fill values, or skip them.
+The libraries that read data files take lost values for fill values, or skip them: hence the checks.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            # A folder that was removed and made anew may have the lock of another process at this path.
+            # A folder that was removed and made again may have the lock of another process at this path.
             if self._is_at_path():
                 self.path.unlink()
         self._close()
@@ -212,7 +212,7 @@ def check_grib_file(path: Path) -> None:
 
 
 def check_netcdf_file(path: Path) -> None:
-    """Refuses what is no NetCDF file, and a classic file (CDF-1, 2 or 5) that is shorter than its header says.
+    """Refuses a file that is not NetCDF, and a classic file (CDF-1, 2 or 5) that is shorter than its header says.
 
     The length of NetCDF-4 is compared by HDF5 itself. Call it before anything else opens the file.
     """
@@ -342,7 +342,7 @@ class _StoreFiles:
 
 
 def _check_coordinate(files: _StoreFiles, name: str, array: Any) -> None:
-    """Refuses words of CF that are no texts, and a coordinate that lacks a chunk.
+    """Refuses CF attributes that are not texts, and a coordinate that lacks a chunk.
 
     The values of a coordinate differ: a writer that leaves out chunks of fill values leaves out one of a single value
     at most.

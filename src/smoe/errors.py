@@ -108,7 +108,7 @@ def stopped_by_signals() -> Iterator[None]:
 
 @contextmanager
 def leaving_signals() -> Iterator[None]:
-    """Lets the processes that are started within leave signals to this one.
+    """Blocks signals in child processes started inside the context.
 
     A terminal and a scheduler send signals to all processes of a group. A process that was started with a signal
     blocked never receives it, from its first moment on. Here the signals are received at the end of the context.

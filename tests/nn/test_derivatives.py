@@ -225,7 +225,7 @@ def test_what_a_learning_gate_cannot_do_is_said_in_one_line():
     # The default rule learns nothing from transforms; the function is that of the pass.
     _assert_near(jacrev(layer)(x), torch.autograd.functional.jacobian(layer, x))  # type: ignore[arg-type]
     damped = smoe.SpatialMoE2d.from_experts(2, 6, 3, spatial_shape=GRID, damping=0.5)
-    with pytest.raises(RuntimeError, match=r"damping of errors is no derivative.*call layer.eval\(\)"):
+    with pytest.raises(RuntimeError, match=r"damping of errors is not a derivative.*call layer.eval\(\)"):
         jvp(damped, (x,), (x,))
     with pytest.raises(RuntimeError, match=r"not under torch.func: differentiate the loss as it is"):
         grad(lambda x: smoe.nn.track_loss_scale(layer(x).sum(), layer))(x)

@@ -332,7 +332,7 @@ def dead_gate(name: str, rule: str) -> str:
 
 def useless_routing(gains: Sequence[RoutingGain]) -> list[str]:
     """Returns the warning about a model that is no better than with convolutions, if it is so."""
-    # A large difference that samples of very different losses leave unclear is no sign of a useless routing.
+    # A large difference that samples of very different losses leave unclear does not show that the routing is useless.
     if not gains or gains[-1].is_better or not gains[-1].is_known or gains[-1].gain > 0.1:
         return []
     return [
@@ -343,7 +343,7 @@ def useless_routing(gains: Sequence[RoutingGain]) -> list[str]:
 
 # Epochs of learning after which a gate that has changed nothing is reported.
 _PATIENCE = 3
-# The film of a training has about so many frames, each of at most so many choices of all gates together.
+# The film of a run has about this number of frames, each of at most so many choices of all gates together.
 _NUM_FRAMES, _FRAME_CHOICES = 24, 1 << 17
 
 
@@ -421,7 +421,7 @@ class RoutingWatch:
         self._new += useless_routing(gains)
 
     def new_warnings(self) -> list[str]:
-        """Returns the warnings since the last call. Each gate is warned of once in a training."""
+        """Returns the warnings since the last call. There is at most one for each gate."""
         new, self._new = self._new, []
         return new
 

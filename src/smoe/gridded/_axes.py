@@ -157,7 +157,7 @@ def find_axes(array: xr.DataArray, where: str) -> Axes:
 
 
 def scalar_level(array: xr.DataArray) -> float | None:
-    """The level of a field that was selected from several, from its scalar coordinate; None if there is no such one."""
+    """The level of a field that was selected from several, from its scalar coordinate; None without one."""
     found = [each for each in array.coords.values() if each.ndim == 0 and each.dtype.kind in "iuf"]
     levels = [float(level_values(each)) for each in found if _role(each) == "level"]
     return levels[0] if len(levels) == 1 else None

@@ -210,7 +210,7 @@ def _pixels_close_circle(longitude: np.ndarray) -> bool:
         return False
     steps = np.abs(np.mod(np.diff(longitude, axis=1) + 180.0, 360.0) - 180.0)
     seam = np.abs(np.mod(longitude[:, 0] - longitude[:, -1] + 180.0, 360.0) - 180.0)
-    # An overlap of columns, as ORCA grids have, is no seam of one step.
+    # Columns may overlap, as in ORCA grids: then the seam is not one step wide.
     ratio = np.median(seam) / max(float(np.median(steps)), 1e-9)
     covers = np.median(steps.sum(axis=1) + seam) > 300.0
     return bool(covers and 0.5 <= ratio <= 1.5)
@@ -271,7 +271,7 @@ def _step(values: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class NodeGrid(HorizontalGrid):
-    """Nodes in the order of their file: a grid of one row whose columns are no neighbours of each other.
+    """Nodes in the order of their file: a grid of one row whose columns are not neighbours.
 
     `rows` holds the places of the nodes, `(N, 3)`; `description` is such as `mesh of 96 faces`.
     """

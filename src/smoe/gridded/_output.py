@@ -46,7 +46,7 @@ def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> Non
     check_output(path, overwrite=overwrite)
     for name in map(str, dataset.variables):
         if "/" in name or not name:
-            raise DataError(f"{path} cannot be written: {name!r} is no name of a variable in a file, rename it")
+            raise DataError(f"{path} cannot be written: {name!r} cannot be the name of a variable in a file, rename it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(WRITING, path.parent) as folder:

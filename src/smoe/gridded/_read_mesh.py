@@ -44,7 +44,7 @@ def read_mesh(source: Any, *, location: Location | None = None) -> Mesh:
             that of the fields in the file, or the points where there are none.
 
     Raises:
-        DataError: If the file is no mesh, has no connectivity, or its connectivity names points that do not exist.
+        DataError: If the file holds no mesh, has no connectivity, or its connectivity names points that do not exist.
 
     Example:
         >>> mesh = smoe.read_mesh("ocean.nc")

@@ -308,7 +308,7 @@ def field_names(dataset: xr.Dataset) -> list[str]:
 
 
 def _reason(array: xr.DataArray) -> str:
-    """Why a variable is no field; nothing if it may be one."""
+    """Why a variable is not a field; empty if it may be one."""
     kinds = {"O": "text", "U": "text", "S": "text", "c": "complex numbers", "m": "time differences", "M": "dates"}
     if array.dtype.kind in kinds:
         return f"holds {kinds[array.dtype.kind]}"

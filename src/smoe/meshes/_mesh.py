@@ -151,7 +151,7 @@ class Nodes:
     """Nodes in the order of a file: points or faces of a UGRID topology, or pixels of a HEALPix sphere.
 
     Places of points, or centres of faces or pixels, are `(N, 3)`. Faces are the points of each `(F, most)`, with -1 for
-    missing corners; a topology without faces has sides `(S, 2)`. `variables` are those of the file that are no fields:
+    missing corners; a topology without faces has sides `(S, 2)`. `variables` are those of the file that are not fields:
     of the topology or the grid mapping, and coordinates of the nodes.
     """
 

@@ -41,7 +41,7 @@ def as_row_of_nodes(dataset: xr.Dataset, location: Location | None = None) -> xr
         raise DataError(f"no floating variable has the dimension {nodes.dimension!r} of the nodes")
     nodes = replace(nodes, variables=_mesh_variables(dataset, nodes))
     chosen = dataset[names]
-    # Latitudes and longitudes of single nodes are no axes of a grid.
+    # Latitudes and longitudes of single nodes are not axes of a grid.
     apart = [name for name in chosen.coords if nodes.dimension in chosen[name].dims or name in nodes.variables]
     row = chosen.drop_vars(apart).transpose(..., nodes.dimension).rename({nodes.dimension: "ni"})
     row = row.map(lambda field: field.expand_dims("nj", axis=-2), keep_attrs=True)

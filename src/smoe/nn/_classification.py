@@ -40,7 +40,7 @@ class _EndToEnd(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         scores, indices, outputs = ctx.saved_tensors
-        # Detached: the gradient of the gate is no function to be differentiated again.
+        # Detached: the gradient of the gate cannot be differentiated again.
         signal = (error.detach() if outputs is None else error.detach() * outputs).flatten(2)
         gradient = end_to_end_gradient(scores, indices, signal, ctx.expert_channels)
         gradient = count_nonfinite(gradient, ctx.num_nonfinite)

@@ -96,7 +96,7 @@ def grid_of(
         x, edges = given["x"], given["edge_index"]
         is_dense = isinstance(edges, torch.Tensor) and edges.layout is torch.strided
         if not isinstance(x, torch.Tensor) or x.ndim not in (2, 3) or not is_dense:
-            return "its arguments are no tensors x (N, C) and edge_index (2, M)"
+            return "its arguments are not tensors x (N, C) and edge_index (2, M)"
         if given.get("size") is not None or "size" in kwargs:
             return "it is given a size"
         grid = (output.shape[-2],)
@@ -331,7 +331,7 @@ def plan_conversion(
             sequences must then be as long as the example's.
 
     Raises:
-        TypeError: If the model is no network, or the example is a shape.
+        TypeError: If the model is not a network, or the example is a shape.
         ValueError: If `num_experts` is neither a ratio nor a number of experts, or 1.0.
     """
     check_model(model)

@@ -98,7 +98,7 @@ def convert(
             difference of a rounding error, as by a threshold.
 
     Raises:
-        TypeError: If the model is no network, or the example is a shape.
+        TypeError: If the model is not a network, or the example is a shape.
         ValueError: If nothing can be converted, with the reasons; if options contradict each other; if the network
             reaches a convolution in another way than by its name, so that the new layer would not be used; or if the
             converted network computes something else, with the name of the first layer that does.
@@ -207,8 +207,8 @@ def load_plain_state_dict(converted: nn.Module, state_dict: Mapping[str, torch.T
         state_dict: State of the plain network.
 
     Raises:
-        TypeError: If the state is no mapping.
-        ValueError: If a layer is no convolution with families.
+        TypeError: If the state is not a mapping.
+        ValueError: If a layer is not a convolution with families.
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"state_dict must be that of a network, got {state_dict!r}: give torch.load(path)")

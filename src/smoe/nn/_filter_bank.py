@@ -197,7 +197,7 @@ class InputMean(Memory):
 
     @torch.no_grad()
     def start(self, weight: torch.Tensor) -> None:
-        """Notes filters that were drawn anew."""
+        """Records new filters."""
         self.restart()
         self.start_sum.copy_(weight.sum(dtype=torch.float64))
 
@@ -364,7 +364,7 @@ class FilterBank(RoutedLayer):
         return self.gate.num_selected * self._expert_channels
 
     def reset_parameters(self) -> None:
-        """Draws the experts anew and zeroes the bias; the gate may be shared, so it is left alone.
+        """Draws new experts and zeroes the bias; the gate may be shared, so it is left alone.
 
         Experts start as the filters of `nn.Conv2d` do, and with the rules of the paper as those of its layer.
 

@@ -134,7 +134,7 @@ class DecidedGate(SpatialGate):
         """Indices `(E, *grid)` as `(1, E, P)`, int32.
 
         Raises:
-            ValueError: If they are no choice that the kernels, or the order, allow.
+            ValueError: If the kernels, or the order, do not allow such a choice.
         """
         shape = (self.num_selected, *self._grid)
         if indices.dtype not in (torch.uint8, torch.int16, torch.int32, torch.int64) or tuple(indices.shape) != shape:

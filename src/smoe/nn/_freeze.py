@@ -26,7 +26,7 @@ def freeze(model: Model) -> Model:
     layers that are weighted or damp errors, stay as they are, but learn no more. The experts can be trained
     on. The copy computes what the model computes in evaluation mode. What the C++ kernels derive from a decided routing
     is made now, and again where the copy is loaded, moved, copied or unpickled: the first pass takes no longer than
-    others. To end the learning of a gate within a training,
+    others. To end the learning of a gate during training,
     call `layer.freeze()` instead.
 
     Args:
@@ -36,7 +36,7 @@ def freeze(model: Model) -> Model:
         The copy.
 
     Raises:
-        TypeError: If the model is no module.
+        TypeError: If the model is not a module.
         ValueError: If the model has no SMoE layer.
         RuntimeError: If the parameters of the model are sharded among processes.
     """

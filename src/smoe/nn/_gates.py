@@ -68,7 +68,7 @@ class TensorGate(_GridGate):
         num_experts: X, the number of experts in the bank.
         num_selected: E, the number of experts to select at each pixel.
         spatial_shape: Sizes of the layer's output grid, such as rows and columns, or a number of nodes.
-        expert_channels: F, the number of outputs per expert; it sets the spread of the start.
+        expert_channels: F, the number of outputs per expert; it sets the standard deviation of the initial scores.
         init: Start of the scores. `kaiming`: uniform within sqrt(3 X / (E F)). `paper`: uniform within 3 X / (E F), the
             bound that the paper prints. `smooth`: random fields of the same spread as `kaiming`, so that neighbouring
             pixels start with the same experts. `uniform`: all scores 0, so that ties select the first experts
@@ -167,7 +167,7 @@ class PixelEmbedding(SelfTaught):
         return tuple(self.values.shape[1:])
 
     def reset_parameters(self) -> None:
-        """Draws the numbers anew, of standard deviation 1 unless they start at 0."""
+        """Draws new numbers, of standard deviation 1 unless they start at 0."""
         draw_start(self.values, self.init, self.correlation_length)
 
     def forward(self) -> torch.Tensor:

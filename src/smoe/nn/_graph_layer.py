@@ -27,7 +27,7 @@ from smoe.ops._operators import has_transforms
 
 
 class KeptGraph(NamedTuple):
-    """The sorted edges of the last graph: most models see one graph for ever.
+    """The sorted edges of the last graph: most models see a single graph.
 
     Threads may share a layer: the graph is replaced as a whole, and a thread works on the one that it found or made.
     """

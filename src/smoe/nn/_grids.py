@@ -53,7 +53,7 @@ def interpolate_grids(
         coordinates: Where the nodes or the positions were and are, `(N, D)` and `(M, D)`, as for `transfer_gate`.
 
     Raises:
-        TypeError: If the model is no network.
+        TypeError: If the model is not a network.
         ValueError: If a layer cannot be adapted, is not reached by the example, or would need two grids; or if its
             field is not finite.
     """
@@ -277,7 +277,7 @@ def transfer_gate(
     It is the one whose scores, or embedding, point most as those of the nearest ones do on the whole, each weighted by
     the inverse square of its distance. The coordinates must be comparable: of one sphere as points in space, not as
     longitudes that jump. A gate with a `CoordinateEmbedding` computes its scores at the new places, whose coordinates
-    are as those it was made with. Parameters of the copy are new; rules start their memory anew.
+    are as those it was made with. Parameters of the copy are new; the state of rules is reset.
 
     Args:
         gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or one around it.

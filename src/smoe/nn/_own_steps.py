@@ -224,7 +224,7 @@ class SelfTaught(SharedModule):
             module._buffers[name] = getattr(module, name).detach().requires_grad_(self._learns)
 
     def replace_numbers(self, name: str, values: torch.Tensor) -> None:
-        """Gives a number tensor, parameter or buffer, other values and perhaps another shape; steps start anew."""
+        """Gives a number tensor, parameter or buffer, other values and perhaps another shape, and resets its steps."""
         if (self, name) not in self._numbers:
             setattr(self, name, nn.Parameter(values, getattr(self, name).requires_grad))
             return
@@ -361,7 +361,7 @@ def _slow_maps(groups: dict[int, dict[str, Any]]) -> Iterator[tuple[torch.Tensor
     affine = (getattr(layer, "_affine", None) for layer in layers)
     for values in (values for each in affine if each is not None for values in each.parameters()):
         group = groups.get(id(values), {})
-        # The rate of other optimisers, such as SGD, is no size of a step.
+        # The rate of other optimisers, such as SGD, is not the size of a step.
         highest = _highest_rate(group) if "betas" in group else 0.0
         if 0.0 < highest < _MAP_RATE:
             # Weight decay stays as it is.

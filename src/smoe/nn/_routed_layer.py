@@ -42,7 +42,7 @@ def check_padding_mode(padding_mode: PaddingMode) -> PaddingMode:
 
 
 def check_positive(**numbers: int) -> None:
-    """Refuses what is no integer of at least 1, by its name."""
+    """Raises a ValueError with the name of a number that is not an integer of at least 1."""
     for name, number in numbers.items():
         if not isinstance(number, Integral):
             raise ValueError(f"{name} must be an integer, got {number!r}")
@@ -78,7 +78,7 @@ class RoutedLayer(nn.Module, ABC):
         expert_channels: F, the number of outputs per expert.
         weighted: Multiply the experts' outputs by their scores.
         rule: How the gate learns: a rule of `smoe.rules` or its short form.
-        damping: Damping of the experts' error; None for that of the rule, which is none but for the paper's presets.
+        damping: Damping of the experts' error; None for that of the rule; only the paper's presets have one.
         device: Device of the layer's state.
     """
 
@@ -97,8 +97,8 @@ class RoutedLayer(nn.Module, ABC):
         self.gate = gate
         self._expert_channels = expert_channels
         self._weighted = weighted
-        # The number of non-finite errors is no buffer: each process counts its own, and DistributedDataParallel would
-        # overwrite a buffer by that of process 0.
+        # Not a buffer: each process counts its own non-finite errors, and DistributedDataParallel would overwrite a
+        # buffer by that of process 0.
         self._signal = ErrorSignal(device)
         self._is_loss_tracked = False
         self._last_routing: Routing | None = None
@@ -112,7 +112,7 @@ class RoutedLayer(nn.Module, ABC):
 
     @property
     def rule(self) -> Rule:
-        """How the gate learns. Assigning another rule takes effect with the next forward pass; its state starts anew.
+        """How the gate learns. Assigning another rule takes effect with the next forward pass, and resets its state.
 
         The straight-through rule goes on if only its numbers change, as in a schedule:
         `layer.rule = dataclasses.replace(layer.rule, temperature=0.5)`. Once it has made the numbers of a gate buffers,
@@ -156,7 +156,7 @@ class RoutedLayer(nn.Module, ABC):
         return self
 
     def _replace_gate(self, gate: SpatialGate) -> None:
-        """Gives the layer another gate of the same numbers of experts and the same order; the rule starts anew."""
+        """Gives the layer another gate with the same numbers of experts and order, and resets the rule's state."""
         numbers = ("num_experts", "num_selected", "order", "spatial_shape")
         old, new = ({name: getattr(each, name) for name in numbers} for each in (self.gate, gate))
         if old != new:
@@ -281,8 +281,8 @@ class RoutedLayer(nn.Module, ABC):
             )
         if self._active_damping is not None:
             raise RuntimeError(
-                "the damping of errors is no derivative, and torch.func and forward-mode differentiation know no "
-                "other: call layer.eval(), or use loss.backward()"
+                "the damping of errors is not a derivative, which is all that torch.func and forward-mode "
+                "differentiation compute: call layer.eval(), or use loss.backward()"
             )
         selected = self._select(source, routing.indices)
         return weigh(selected, routing.weights.detach(), self._expert_channels) if self._weighted else selected
@@ -294,7 +294,7 @@ class RoutedLayer(nn.Module, ABC):
         """Refuses an input that the layer cannot work on.
 
         Raises:
-            TypeError: If the input is no tensor.
+            TypeError: If the input is not a tensor.
             ValueError: If the input is not floating-point.
         """
         if not isinstance(input, torch.Tensor):

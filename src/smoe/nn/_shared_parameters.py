@@ -71,8 +71,8 @@ class Memory(nn.Module):
     """Buffers on the device of the layer and counters on the host.
 
     Counters decide what is computed, so they are Python integers: reading them never waits for a device. They are saved
-    with the buffers. Loading takes the state as a whole, or starts anew if it has other names or shapes, as the state
-    of another rule does; neither is an error.
+    with the buffers. State with other names or shapes, such as that of a different rule, is discarded on loading and
+    this state is reset; no error is raised.
 
     Args:
         *counters: Names of the counters, which start at 0.

@@ -112,7 +112,7 @@ class StraightThroughLearner(Learner):
         return slice(0, count * every, every)
 
     def continue_from(self, previous: Learner) -> None:
-        """Goes on counting, so that a schedule can change the temperature or the noise in the course of a training."""
+        """Goes on counting, so that a schedule can change the temperature or the noise during training."""
         if isinstance(previous, StraightThroughLearner):
             self.counters = dict(previous.counters)
             self.seed.copy_(previous.seed)

@@ -247,7 +247,7 @@ def _native(
     gradient = torch.empty_like(tensors[1]) if trains_gate else None
     factors = (error.numel() / 2, error_quantile, tolerance, damping_tolerance, damping or 0.0)
     options = [ctypes.c_double(number) for number in (*factors, rc_weight / scores.numel())]
-    # Scores of their own make each sample a batch of one: its labels are no mean over others.
+    # Scores of their own make each sample a batch of one: its labels are not a mean over the others.
     batch = len(error) if num_samples == 1 else 1
     sizes = (batch, indices.shape[1], expert_channels, num_pixels, num_experts)
     found = ctypes.c_int64(0)

@@ -138,7 +138,7 @@ def relative_family_gradient(
     temperature: float = 1.0,
     factor: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient at the scores in units of the spread of the products.
+    """The gradient at the scores, divided by the RMS of the products.
 
     D less the mean of its family is divided by the root mean square of that over all experts and pixels, so that
     neither the scale of the loss nor that of the data has an effect but by the factor. Arguments as for

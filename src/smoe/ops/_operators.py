@@ -154,7 +154,7 @@ os.register_at_fork(after_in_child=lambda: _forked_processes.append(os.getpid())
 def num_threads() -> int:
     """The number of threads that kernels are called with.
 
-    It is 1 in a forked process: the threads of OpenMP are not forked, and a kernel would wait for them for ever.
+    It is 1 in a forked process: the threads of OpenMP are not forked, and a kernel would wait for them without end.
     """
     return 1 if _forked_processes else torch.get_num_threads()
 

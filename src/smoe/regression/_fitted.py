@@ -63,7 +63,6 @@ class OutputLayout:
 
     @classmethod
     def of(cls, source: FieldSource, *, is_array: bool) -> OutputLayout:
-        """The layout of a source of targets."""
         dataset = source.dataset
         variables, mappings, names = [], {}, []
         for name, axes in source.variable_axes.items():
@@ -221,12 +220,10 @@ class Fitted(Learned):
 
     @property
     def pixel_weights(self) -> np.ndarray:
-        """Weight of each pixel in the scores, `(H, W)`."""
         return pixel_weights(self.grid, self.options)
 
     @property
     def nets(self) -> dict[str, Regression]:
-        """The nets that were trained."""
         found = {"net": self.net, "plain": self.plain, **dict(zip(FOLDS, self.folds, strict=False))}
         return {name: net for name, net in found.items() if net is not None and name in self.shares}
 
@@ -252,7 +249,6 @@ class Fitted(Learned):
 
     @property
     def statistics(self) -> Statistics:
-        """Statistics of the training part."""
         return self.ladder.statistics
 
     @property
@@ -261,7 +257,6 @@ class Fitted(Learned):
         return "own net" if self.has_own_net else "SMoE net"
 
     def describe(self) -> str:
-        """Net, targets and grid in one line."""
         plain = f"plain {self.options.net}"
         kind = "own net" if self.has_own_net else self.options.net
         used = [
@@ -276,14 +271,13 @@ class Fitted(Learned):
         return printable(f"{what} for {targets}{lead} on {self.grid.describe()}")
 
     def period_of(self, which: str) -> Period:
-        """Period of a split, such as `test`."""
         if which not in self.bounds:
             raise DataError(f"the model has no period {which!r}; {suggest(which, self.bounds)}")
         return Period(*self.bounds[which], self.calendar)
 
     @property
     def weakness(self) -> str | None:
-        """What must be said of a net that predicts though its base alone was better in the validation period."""
+        """Caveat about a net that predicts though its base alone was better in the validation period."""
         ours = self.validation.get("net", 0.0) if self.options.keep == "smoe" else 0.0
         # Not finite is not better either.
         if ours is not None and ours <= 1.002:
@@ -296,14 +290,14 @@ class Fitted(Learned):
         )
 
     def remarks(self) -> tuple[str, ...]:
-        """What the scores must say of the model beside the plain net and simple predictions."""
+        """Caveats to print with the scores."""
         unknown = "no plain net was fitted to compare with, so whether the location matters for these data is not known"
         is_alone = self.plain is None and self.options.net not in SIMPLE
         return tuple(each for each in (self.verdict, unknown if is_alone else None, self.weakness) if each)
 
 
 def best_validation(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Lowest objective of the validation part in the records of a training; None if it was never finite."""
+    """Lowest objective of the validation part in training records; None if it was never finite."""
     values = [record.get("validation/loss") for record in records]
     finite = [value for value in values if isinstance(value, (int, float)) and np.isfinite(value)]
     return min(finite) if finite else None

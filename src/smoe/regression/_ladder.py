@@ -54,12 +54,10 @@ class TimeBasis:
 
     @property
     def size(self) -> int:
-        """Number of columns."""
         return self(np.zeros(1)).shape[1]
 
     @property
     def has_seasons(self) -> bool:
-        """Whether the climatology differs between times."""
         return bool(self.year or self.day or self.trend)
 
     @property
@@ -209,7 +207,7 @@ class Ladder:
     is_dynamic: np.ndarray  # inputs that depend on time, `(C,)`; regressions have these only
     design: Design  # columns of the regressions
     target_mean: np.ndarray  # mean of each target and pixel, `(K, P)`
-    target_scale: np.ndarray  # spread of the same
+    target_scale: np.ndarray  # standard deviation of the same
     passed: np.ndarray  # input whose level is passed on to each target where it has moved, or -1, `(K,)`
     coefficients: dict[str, np.ndarray]  # coefficients of all columns by the names of the regressions, `(p, K, P)`
     mean_error: np.ndarray  # mean of target less reference; NaN for targets without one, `(K, P)`
@@ -228,7 +226,6 @@ class Ladder:
         return [*simple, *self.coefficients, *([COMBINATION] if self.weights else [])]
 
     def describe(self) -> str:
-        """What was chosen, in one line."""
         columns = self.design.columns
         around = f"pixels around at the distances {', '.join(map(str, columns.rings))}" if columns.rings else ""
         patterns = f"{columns.components} patterns of the area" if columns.components else ""

@@ -65,11 +65,9 @@ class LadderData:
     lead: np.ndarray | None = None  # lead time of each sample where they differ, else None
 
     def x(self, pixels: np.ndarray) -> np.ndarray:
-        """Inputs at some pixels, `(N, C, n)`."""
         return _at(self.inputs, self.input_rows, pixels)
 
     def y(self, pixels: np.ndarray) -> np.ndarray:
-        """Targets at some pixels, `(N, K, n)`."""
         return _at(self.targets, self.target_rows, pixels).astype(np.float64)
 
 

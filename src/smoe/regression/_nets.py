@@ -42,7 +42,6 @@ class UNetBlock(nn.Module):
         self.second_norm = SharedBatchNorm2d(out_channels)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
         hidden = F.relu(self.first_norm(self.first(input)), inplace=True)
         return F.relu(self.second_norm(self.second(hidden)), inplace=True)
 
@@ -190,7 +189,6 @@ class SummedExperts(nn.Module):
             self.layer.weight.mul_(_START)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
         return self.layer(input).unflatten(1, (self.layer.gate.num_selected, -1)).sum(dim=1)
 
 
@@ -208,7 +206,6 @@ class ResNet(nn.Module):
         start_at_zero(self.head)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
         hidden = F.relu(self.stem(input))
         # Each block adds a share, so that the size of the features does not grow with their number.
         scale = (2.0 * len(self.blocks)) ** -0.5
@@ -225,13 +222,12 @@ class PaddedUNet(nn.Module):
         super().__init__()
         self.closes_circle = shape.closes_circle
         self.padding = (-shape.grid[0] % 4, -shape.grid[1] % 4)
-        # A circle that is padded does not close any more.
+        # Padded columns break periodicity.
         mode: PaddingMode = "longitude" if shape.closes_circle and not self.padding[1] else "zeros"
         self.unet = UNet(shape.in_channels, shape.out_channels, filters=filters, padding_mode=mode)
         start_at_zero(self.unet.head)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
         rows, columns = self.padding
         if rows:
             input = F.pad(input, (0, 0, 0, rows))
@@ -249,7 +245,6 @@ class Nothing(nn.Module):
         self.out_channels = shape.out_channels
 
     def forward(self, input: Tensor) -> Tensor:
-        """`(B, C, H, W)` to zeros `(B, out_channels, H, W)`."""
         return input.new_zeros(len(input), self.out_channels, *input.shape[2:])
 
 
@@ -272,7 +267,6 @@ class Regression(nn.Module):
         self.register_buffer("scale", torch.ones(shape.num_targets, dtype=torch.float64))
 
     def forward(self, input: Tensor) -> Tensor:
-        """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
         output = self.net(input)
         if self.affine is not None:
             output = self.affine(output)

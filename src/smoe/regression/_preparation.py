@@ -69,7 +69,6 @@ class GridSamples:
         return self.inputs.fields(self.input_rows[chosen]), self.targets.fields(self.target_rows[chosen])
 
     def take(self, rows: np.ndarray) -> GridSamples:
-        """Some of the samples."""
         lead = None if self.lead is None else self.lead[rows]
         return GridSamples(self.inputs, self.targets, self.pairs.select(rows), self.statistics, lead)
 
@@ -456,7 +455,7 @@ class Statistics:
     """Numbers from the training part alone; C inputs, K targets."""
 
     input_mean: np.ndarray  # mean of each input at each pixel, float32, `(C, H, W)`; of a static input, over the grid
-    input_std: np.ndarray  # spread of the same
+    input_std: np.ndarray  # standard deviation of the same
     # what replaces missing values: the mean of the pixel; where there is none, the mean of the target that
     # continues the input, else of the channel
     input_fill: np.ndarray
@@ -540,7 +539,7 @@ def gather_statistics(inputs: FieldTable, targets: FieldTable, pairs: Pairs, ref
             fill[channel] = np.where(np.isnan(fill[channel]), target_mean[target], fill[channel])
     fill = np.where(np.isnan(fill), means, fill)
     is_static = np.asarray([channel.is_static for channel in inputs.channels])[:, None, None]
-    # A pixel that hardly varies would be blown up: its spread is a hundredth of the channel's at least.
+    # Clip the standard deviation of a pixel at 1 % of the channel's, to avoid amplifying noise.
     input_std = np.where(np.isnan(input_std), usual, np.maximum(input_std, 0.01 * usual))
     # A target without a value of its reference is corrected from what stands in for it.
     errors = of_errors.by_pixel()[0]

@@ -377,7 +377,6 @@ def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *
 
 
 def simple_name(fitted: Fitted, rung: str, *, is_forecast: bool) -> str:
-    """Name of a rung in a table."""
     if rung == PERSISTENCE and (is_forecast or fitted.options.lead is None):
         return "raw input"
     if rung == CLIMATOLOGY:

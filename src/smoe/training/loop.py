@@ -266,7 +266,7 @@ class Loop:
         samples = task.splits["validation"]
         if not task.compares_routing:
             return []
-        # No more than a training pass of a process, whose memory there is; as many for each, for the same passes.
+        # At most a training batch of a process, which fits in memory; the same number for each process.
         num_taken = min(_MOST_SAMPLES, self.plan.batch_size // num_processes, len(samples) // num_processes)
         if num_taken == 0:
             return []

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from smoe.errors import suggest
 
 Tracker = Literal["tensorboard"]
-"""Packages that can record a training."""
+"""Packages that can record training."""
 TRACKERS: tuple[Tracker, ...] = get_args(Tracker)
 
 LOSS = "loss"

@@ -1,4 +1,4 @@
-"""Progress on the terminal, what a training reports, and its record for TensorBoard."""
+"""Progress on the terminal, and records for TensorBoard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ProgressBar:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def begin(self, total: int, done: int, text: str = "") -> None:
-        """Starts the bar anew, of which some is done already."""
+        """Resets the bar, with a part already done."""
         self._bar.reset(self._task, total=total, completed=done, description=text, visible=True)
 
     def advance(self, text: str | None = None) -> None:

@@ -114,7 +114,7 @@ class Task:
 
     The splits are data sets named `train`, `validation` and, unless nothing is tested at the end, `test`; a sample is
     an input and a target. If the training set has a method `start_epoch`, it is called with the number of an epoch
-    before its first batch, to draw samples anew; it must depend on that number only.
+    before its first batch, to draw new samples; it must depend on that number only.
     """
 
     model: nn.Module
@@ -255,7 +255,7 @@ def evaluate(
 
 Value = TypeVar("Value")
 
-# Longer than any process waits for another in a training that goes on, such as for the writer of a checkpoint.
+# Longer than any process waits for another during training, such as for the writer of a checkpoint.
 _TIMEOUT = timedelta(minutes=10)
 
 

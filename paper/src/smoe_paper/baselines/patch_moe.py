@@ -101,7 +101,7 @@ def patch_importance_loss(scores: torch.Tensor) -> torch.Tensor:
 def patch_load_loss(clean: torch.Tensor, noisy: torch.Tensor, noise_std: float) -> torch.Tensor:
     """Variation of the experts' loads, the mean over a group of the probability of being chosen.
 
-    That is the probability that the expert, its noise drawn anew, exceeds the score that was chosen. The gradient goes
+    That is the probability that the expert, with other noise, exceeds the score that was chosen. The gradient goes
     through that threshold too, as in V-MoE.
     """
     threshold = noisy.amax(dim=-1, keepdim=True)

@@ -119,7 +119,7 @@ def load_loss(
 ) -> torch.Tensor:
     """Squared coefficient of variation of the experts' loads.
 
-    An expert's load is the probability of being chosen if the noise alone were drawn anew, summed over samples and
+    An expert's load is the probability of being chosen for other noise, summed over samples and
     pixels.
 
     Args:

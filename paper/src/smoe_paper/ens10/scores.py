@@ -80,7 +80,6 @@ def store_references(
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
-    """The globe of the store, the raw ensemble's scores, and what the paper prints."""
     data, store = run.recipe.data, open_store(run.recipe.data)
     baselines: dict[str, dict[str, float]] = {}
     if split is not None:

@@ -77,7 +77,6 @@ class Experiment:
         return None
 
     def build(self, recipe: Any, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-        """Makes everything that the training loop needs, with the data of the splits."""
         build_task = self.find("build_task")
         assert build_task is not None
         return build_task(recipe, splits, notify)
@@ -95,7 +94,6 @@ class Experiment:
             print_text(remark)
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
-        """What only the experiment knows about a run that was opened with a split; None for a report without data."""
         found = self.find("report_parts")
         return ReportParts() if found is None else found(run, split, notify)
 

@@ -108,7 +108,6 @@ def read_run(
 
 
 def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, Tensor]:
-    """Reads a split once."""
     task, plan = run.task, run.recipe.training
     samples = task.splits[split]
     batches = BatchSampler(range(len(samples)), plan.evaluation_batch_size, drop_last=False)
@@ -134,7 +133,7 @@ def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the samples of a split tell of a run; nothing where its targets are no fields."""
+    """What the samples of a split tell of a run; empty where its targets are not fields."""
 
     maps: tuple[ErrorMap, ...] = ()  # root mean squared error of each target at each pixel
     examples: tuple[Example, ...] = ()
@@ -241,7 +240,6 @@ def _run_scores(history: Sequence[Record]) -> tuple[str, dict[str, float]]:
 
 
 def _published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str) -> list[ScoreRow]:
-    """A row for each model that a publication has results of."""
     rows = [
         ScoreRow(
             f"{name} (this recipe)" if name == own else name,

@@ -33,7 +33,7 @@ class SgdMomentum:
 
     lr: float = 0.5  # Learning rate.
     momentum: float = 0.9  # Share of the last step that is added to the next.
-    # Weight decay of all parameters but those of norms and gates. A gate is no weight: scores that shrink together
+    # Weight decay of all parameters but those of norms and gates. A gate is left out: scores that shrink together
     # would change which expert is selected.
     weight_decay: float = 2e-5
     # Learning rate of the gates; None for `lr`. The gradient of the RC loss is a mean over all scores of a gate: rate x
@@ -133,7 +133,6 @@ class GateOptions:
 
 
 def check_year_ranges(data: Any, names: tuple[str, ...] = ("train_years", "validation_years", "test_years")) -> None:
-    """Checks that the first year of each range is not after the last."""
     for name in names:
         first, last = getattr(data, name)
         if first > last:

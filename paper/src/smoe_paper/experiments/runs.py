@@ -202,8 +202,6 @@ _RESULT = "result.json"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that is to be made."""
-
     recipe: Recipe
     label: str
 

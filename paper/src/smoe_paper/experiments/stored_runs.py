@@ -40,8 +40,6 @@ def _with_effect(plain: Any) -> Any:
 
 @dataclass(frozen=True)
 class RunKey:
-    """What was trained, and with which seed."""
-
     identity: str  # the full recipe without its seed, as `identity_of` returns it
     seed: int
 

@@ -76,7 +76,6 @@ class ResultTable:
 
     @property
     def short_name(self) -> str:
-        """The name within the experiment, such as `gates`."""
         return self.name.partition("/")[2]
 
 

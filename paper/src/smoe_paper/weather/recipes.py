@@ -119,7 +119,7 @@ class WeatherData:
     # Append the targets' means over the training years, in the week of the forecast, to the input, and forecast the
     # difference from them.
     weekly_means: bool = False
-    # First and last year of a training that comes before, whose last year is for its validation: training begins with
+    # First and last year of pretraining, whose last year is for its validation: training begins with
     # its best weights. None for random weights.
     pretrain_years: tuple[int, int] | None = None
     pretrain_store: Path | None = None  # Store of the years before; None for the same.
