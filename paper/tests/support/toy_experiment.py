@@ -62,7 +62,7 @@ class ToyExperiment(Experiment):
         "Mean squared error.",
         (ResultTable("toy/all", "A toy", ("model",), (Row(("SMoE",), ToyRecipe()),)),),
         (Scale("paper", "all of it", lambda recipe: recipe),),
-        "factor",
+        data_field="factor",
     )
 
     def build(self, recipe: ToyRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Any:
