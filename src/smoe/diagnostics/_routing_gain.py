@@ -217,11 +217,11 @@ class _SingleConvolution:
     def _in_place(self, respond: Callable[[Tensor, Routing], Tensor]) -> Iterator[None]:
         # Passes may take a shorter way, which does not ask for a response.
         own = vars(self._layer)
-        own["_respond"], own["_at_once"] = respond, lambda *_: None
+        own["_respond"], own["_fused_output"] = respond, lambda *_: None
         try:
             yield
         finally:
-            del own["_respond"], own["_at_once"]
+            del own["_respond"], own["_fused_output"]
 
     def _apply(self, source: Tensor, filters: Tensor) -> Tensor:
         """Filters `(O, K)` everywhere; with any module as experts, combinations of what all of them return."""

@@ -19,7 +19,7 @@ from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._places import CoordinateEmbedding
 from smoe.nn._routed_layer import Learner, RoutedLayer, Step
 from smoe.nn._sharding import shard, unsharded
-from smoe.nn._shared_parameters import Memory
+from smoe.nn._shared_parameters import StatefulModule
 
 __all__ = [
     "Change",
@@ -34,7 +34,6 @@ __all__ = [
     "HEALPixMoE",
     "Learner",
     "LocalAffine",
-    "Memory",
     "PixelEmbedding",
     "RoutedLayer",
     "SharedBatchNorm2d",
@@ -43,6 +42,7 @@ __all__ = [
     "SpatialMoE1d",
     "SpatialMoE2d",
     "SpatialMoE3d",
+    "StatefulModule",
     "Step",
     "TensorGate",
     "TokenMoE",

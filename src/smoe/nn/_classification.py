@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from smoe.nn._routed_layer import Learner, RoutedLayer, Step, Taught
+from smoe.nn._routed_layer import Learner, RoutedLayer, Step, TrainGate
 from smoe.ops._classification import end_to_end_gradient, have_one_threshold, train_routing
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import Routing
@@ -78,7 +78,7 @@ class FrozenLearner(Learner):
 
     def output(self, step: Step) -> torch.Tensor:
         output, lesson = step.damped(step.weighed(step.select(step.routing.indices))), self.lesson(step)
-        return Taught.apply(output, step.source, lesson, *lesson.numbers)  # type: ignore[return-value]
+        return TrainGate.apply(output, step.source, lesson, *lesson.numbers)  # type: ignore[return-value]
 
 
 @dataclass

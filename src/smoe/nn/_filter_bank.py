@@ -30,7 +30,7 @@ from torch import nn
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._routed_layer import RoutedLayer, Step, check_positive
-from smoe.nn._shared_parameters import Memory, at_least_float32, has_process_group
+from smoe.nn._shared_parameters import StatefulModule, at_least_float32, has_process_group
 from smoe.ops._families import learn_factorised, slot_products
 from smoe.ops._layer_call import Bank, LayerCall, mean_response
 from smoe.ops._operators import has_library, has_transforms, is_observed, is_plain, library_for, num_threads
@@ -167,7 +167,7 @@ class LocalAffine(nn.Module):
 _LARGE_MEAN = 10.0
 
 
-class InputMean(Memory):
+class InputMean(StatefulModule):
     """Mean input of a layer in its first training pass, and what its filters made of it then.
 
     What distinguishes the filters of a family works on the difference from the mean, so that candidates and their
@@ -446,7 +446,7 @@ class FilterBank(RoutedLayer):
             parts.append(f"bias={self._bias_owner or False!r}")
         return ", ".join([*parts, super().extra_repr()])
 
-    def _at_once(self, input: torch.Tensor, routing: Routing) -> torch.Tensor | None:
+    def _fused_output(self, input: torch.Tensor, routing: Routing) -> torch.Tensor | None:
         # Attributes of a module are found slowly, beside the kernel of a small layer.
         parameters, affine, mean, indices = self._parameters, self._affine, self._input_mean, routing.indices
         weight, bias = parameters.get("weight"), parameters.get("bias")
@@ -467,7 +467,7 @@ class FilterBank(RoutedLayer):
             call = self._call = LayerCall(source, *convolution, indices)
         lesson = None
         if self.training:
-            self._see(source)
+            self._observe(source)
             if torch.is_grad_enabled():
                 lesson = self._learner.lesson(Step(self, source, routing))
                 if lesson is None:
@@ -511,7 +511,7 @@ class FilterBank(RoutedLayer):
         weight = self._parameters.get("weight")
         return weight if weight is not None and weight.requires_grad else super()._trained_parameter()
 
-    def _see(self, source: torch.Tensor) -> None:
+    def _observe(self, source: torch.Tensor) -> None:
         if self._input_mean is not None and not self._input_mean.counters["is_set"] and not has_transforms():
             self._input_mean.set(source, self.weight)
 

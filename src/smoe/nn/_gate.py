@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smoe.nn._own_steps import SelfTaught
+from smoe.nn._own_steps import SelfOptimizing
 from smoe.nn._shared_parameters import has_process_group, refuse_shards
 from smoe.ops._families import experts_of, sample_families, shifted_seed
 from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite, top_experts
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_SCORES = 1 << 25
 
 
-class SpatialGate(SelfTaught, ABC):
+class SpatialGate(SelfOptimizing, ABC):
     """Scores each expert at each pixel and selects the best ones.
 
     A gate of your own derives from this class and defines `raw_scores`; one that computes scores from the layer's input

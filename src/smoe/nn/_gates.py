@@ -18,7 +18,7 @@ from smoe.nn._gate import (
     group_membership,
     group_of_expert,
 )
-from smoe.nn._own_steps import SelfTaught
+from smoe.nn._own_steps import SelfOptimizing
 from smoe.nn._routed_layer import check_positive
 from smoe.nn._shared_parameters import save_once
 from smoe.ops._families import sample_factorised
@@ -130,7 +130,7 @@ class TensorGate(_GridGate):
         return f"{super().extra_repr()}, spatial_shape={self.spatial_shape}"
 
 
-class PixelEmbedding(SelfTaught):
+class PixelEmbedding(SelfOptimizing):
     """A few learned numbers for each pixel; gates of one grid may share them.
 
     Args:

@@ -25,7 +25,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from smoe.nn._shared_parameters import Memory, SharedModule, at_least_float32, has_process_group, is_sharded
+from smoe.nn._shared_parameters import SharedModule, StatefulModule, at_least_float32, has_process_group, is_sharded
 from smoe.ops._operators import is_observed, library_for, num_threads
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ _MAP_RATE = 1e-2
 _HALF = (torch.float16, torch.bfloat16)
 
 _numbering = itertools.count()
-_modules: weakref.WeakValueDictionary[int, SelfTaught] = weakref.WeakValueDictionary()
+_modules: weakref.WeakValueDictionary[int, SelfOptimizing] = weakref.WeakValueDictionary()
 
 
-class Steps(Memory):
+class AdamSteps(StatefulModule):
     """State of the steps of some tensors: Adam in units of the first gradient, so that no scale has an effect.
 
     Args:
@@ -131,7 +131,7 @@ class Steps(Memory):
         )
 
 
-class SelfTaught(SharedModule):
+class SelfOptimizing(SharedModule):
     """A module whose numbers can take steps of their own; `learn_alone` makes buffers of its parameters.
 
     Modules of this class inside it look after their own numbers.
@@ -147,7 +147,7 @@ class SelfTaught(SharedModule):
     vector_axis: int = 0
     """Axis of such vectors."""
 
-    steps: Steps | None
+    steps: AdamSteps | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,15 +156,15 @@ class SelfTaught(SharedModule):
         self._numbers: list[tuple[nn.Module, str]] = []
         self._all_numbers: list[tuple[nn.Module, str]] = []
         # This module and those inside.
-        self._taught: list[SelfTaught] = []
+        self._optimizing: list[SelfOptimizing] = []
         self._learns = True
         # Whether an optimiser is known that holds parameters of the layers, and the factor of the step size.
         self._is_led = False
-        self._pace = 1.0
+        self._step_factor = 1.0
         self._layers: weakref.WeakSet[RoutedLayer] = weakref.WeakSet()
         # Version of a parameter of each layer in its last backward pass, of those that gave gradients.
         self._versions: weakref.WeakKeyDictionary[RoutedLayer, int] = weakref.WeakKeyDictionary()
-        self.register_load_state_dict_post_hook(_mark_leaves)
+        self.register_load_state_dict_post_hook(_follow_loading)
 
     def learn_alone(self, layer: RoutedLayer) -> None:
         """Makes buffers of the parameters, which take their own steps when an optimiser steps that holds the layer's.
@@ -172,15 +172,15 @@ class SelfTaught(SharedModule):
         Args:
             layer: A layer that the module serves.
         """
-        for child in self._self_taught():
+        for child in self._inside():
             child._layers.add(layer)
             if child.steps is None:
                 child._become_buffers()
-        self._taught = list(self._self_taught())
-        self._all_numbers = [place for child in self._taught for place in child._numbers]
+        self._optimizing = list(self._inside())
+        self._all_numbers = [place for child in self._optimizing for place in child._numbers]
 
     def _become_buffers(self) -> None:
-        inner = [child for child in self._self_taught() if child is not self]
+        inner = [child for child in self._inside() if child is not self]
         apart = {id(parameter) for child in inner for parameter in child.parameters()}
         for name, parameter in list(self.named_parameters()):
             if id(parameter) in apart:
@@ -192,8 +192,8 @@ class SelfTaught(SharedModule):
             self._numbers.append((module, leaf))
             self._learns = self._learns and parameter.requires_grad
             parameter.grad = None
-        self._mark()
-        self.steps = Steps(self._own(), self.longest, self.vector_axis)
+        self._require_gradients()
+        self.steps = AdamSteps(self._own_numbers(), self.longest, self.vector_axis)
         self._register()
 
     def _register(self) -> None:
@@ -202,10 +202,10 @@ class SelfTaught(SharedModule):
             _hooks.append(register_optimizer_step_post_hook(_after_step))
         _modules[next(_numbering)] = self
 
-    def _self_taught(self) -> Iterator[SelfTaught]:
-        return (module for module in self.modules() if isinstance(module, SelfTaught))
+    def _inside(self) -> Iterator[SelfOptimizing]:
+        return (module for module in self.modules() if isinstance(module, SelfOptimizing))
 
-    def _own(self) -> list[torch.Tensor]:
+    def _own_numbers(self) -> list[torch.Tensor]:
         """The tensors that this module itself looks after."""
         return [getattr(module, name) for module, name in self._numbers]
 
@@ -218,7 +218,7 @@ class SelfTaught(SharedModule):
                 found.append(values)
         return found
 
-    def _mark(self) -> None:
+    def _require_gradients(self) -> None:
         """Lets the numbers collect gradients, as leaves."""
         for module, name in self._numbers:
             module._buffers[name] = getattr(module, name).detach().requires_grad_(self._learns)
@@ -229,20 +229,20 @@ class SelfTaught(SharedModule):
             setattr(self, name, nn.Parameter(values, getattr(self, name).requires_grad))
             return
         self._buffers[name] = values.detach()
-        self._mark()
-        self.steps = Steps(self._own(), self.longest, self.vector_axis)
+        self._require_gradients()
+        self.steps = AdamSteps(self._own_numbers(), self.longest, self.vector_axis)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Whether the module learns, by its own steps or by gradients."""
         super().requires_grad_(requires_grad)
-        for child in self._self_taught():
+        for child in self._inside():
             child._learns = requires_grad
-            child._mark()
+            child._require_gradients()
         return self
 
     def note_pass(self, layer: RoutedLayer, trained: nn.Parameter | None) -> None:
         """Called in a backward pass of a layer, with its `_trained_parameter`."""
-        for child in self._taught:
+        for child in self._optimizing:
             child._versions[layer] = -1 if trained is None else trained._version
 
     def begin_pass(self) -> None:
@@ -254,7 +254,7 @@ class SelfTaught(SharedModule):
             return
         if torch._C._current_graph_task_id() != -1:  # activations are computed again within a backward pass
             return
-        for child in self._taught:
+        for child in self._optimizing:
             if not child._has_gradient():
                 continue
             if not child._is_led and child._is_updated():
@@ -270,7 +270,7 @@ class SelfTaught(SharedModule):
 
     def _forget(self) -> None:
         self._versions.clear()
-        for values in self._own():
+        for values in self._own_numbers():
             values.grad = None
 
     def after_step(self, *, is_taken: bool) -> None:
@@ -281,7 +281,7 @@ class SelfTaught(SharedModule):
         """
 
     def _has_gradient(self) -> bool:
-        return any(values.grad is not None for values in self._own())
+        return any(values.grad is not None for values in self._own_numbers())
 
     def _group(self, groups: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
         """The group, among those of parameters by their `id`, that holds a parameter of the layers."""
@@ -308,7 +308,7 @@ class SelfTaught(SharedModule):
             return super()._apply(fn, recurse)
         # A step would be lost in half precision.
         super()._apply(lambda values: at_least_float32(fn, values), recurse)
-        self._mark()
+        self._require_gradients()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -320,10 +320,10 @@ class SelfTaught(SharedModule):
             self._register()
 
 
-def _mark_leaves(module: SelfTaught, incompatible_keys: object) -> None:
+def _follow_loading(module: SelfOptimizing, incompatible_keys: object) -> None:
     """Load hook: tensors that were assigned collect no gradients yet."""
     del incompatible_keys
-    module._mark()
+    module._require_gradients()
 
 
 _hooks: list[RemovableHandle] = []
@@ -348,7 +348,7 @@ def _highest_rate(group: dict[str, Any]) -> float:
     return highest
 
 
-def _pace(group: dict[str, Any]) -> float:
+def _step_factor_of(group: dict[str, Any]) -> float:
     """Factor of the step size: 1, and less once the learning rate of the group is below a third of its highest."""
     highest = _highest_rate(group)
     return min(1.0, float(group["lr"]) / (_LAST_PART * highest)) if highest > 0.0 else 1.0
@@ -393,7 +393,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) 
     for _, module in sorted(_modules.items()):
         group = module._group(groups)
         if group is not None:
-            module._pace = _pace(group)
+            module._step_factor = _step_factor_of(group)
             modules.append(module)
     # Alike in all processes, also if one of them has seen nothing.
     is_due = [module._may_learn() if has_process_group() else module._has_gradient() for module in modules]
@@ -409,18 +409,18 @@ def _has_no_gradient(layer: RoutedLayer) -> bool:
 
 
 @torch.no_grad()
-def _take_steps(modules: list[SelfTaught]) -> None:
+def _take_steps(modules: list[SelfOptimizing]) -> None:
     if not has_process_group():
         for module in modules:
             assert module.steps is not None
-            module.steps.take(module._own(), module._pace * module.step_size)
+            module.steps.take(module._own_numbers(), module._step_factor * module.step_size)
             module._forget()
         return
     if not modules:
         return
     parts: list[torch.Tensor] = []
     for module in modules:
-        numbers = module._own()
+        numbers = module._own_numbers()
         gradients = [torch.zeros_like(values) if values.grad is None else values.grad for values in numbers]
         parts.append(torch.full((1,), float(module._has_gradient()), device=numbers[0].device))
         parts += [gradient.flatten().float() for gradient in gradients]
@@ -430,8 +430,8 @@ def _take_steps(modules: list[SelfTaught]) -> None:
     for module in modules:
         assert module.steps is not None
         is_due = (next(found)[0] > 0.0).to(torch.int64)
-        numbers = module._own()
+        numbers = module._own_numbers()
         for values in numbers:
             values.grad = next(found).view_as(values).to(values.dtype)
-        module.steps.take(numbers, module._pace * module.step_size, is_due)
+        module.steps.take(numbers, module._step_factor * module.step_size, is_due)
         module._forget()

@@ -12,12 +12,12 @@ from torch import nn
 
 from smoe.nn._gate import START_STD
 from smoe.nn._gates import PixelEmbedding
-from smoe.nn._own_steps import SelfTaught
+from smoe.nn._own_steps import SelfOptimizing
 from smoe.nn._routed_layer import check_positive
 from smoe.ops._interpolation import nearest_places
 
 
-class _PlaceNet(SelfTaught):
+class _PlaceNet(SelfOptimizing):
     """Sines and cosines of coordinates, and static fields, as they are and through a hidden layer; takes own steps."""
 
     # A weight acts on all pixels, so it steps by less than a number that acts on one.

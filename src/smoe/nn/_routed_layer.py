@@ -15,7 +15,7 @@ from torch import nn
 
 from smoe._notebook import html_routing, html_text
 from smoe.nn._gate import SpatialGate
-from smoe.nn._shared_parameters import Memory, is_sharded, save_once
+from smoe.nn._shared_parameters import StatefulModule, is_sharded, save_once
 from smoe.ops._classification import train_routing
 from smoe.ops._conv_kernels import output_grid
 from smoe.ops._layer_call import Lesson
@@ -232,12 +232,12 @@ class RoutedLayer(nn.Module, ABC):
         if pixels is not None:
             routing = routing.at(pixels)
         else:
-            output = self._at_once(input, routing)
+            output = self._fused_output(input, routing)
             if output is not None:
                 return output
         return self._finish(self._respond(input, routing), pixels)
 
-    def _at_once(self, input: torch.Tensor, routing: Routing) -> torch.Tensor | None:
+    def _fused_output(self, input: torch.Tensor, routing: Routing) -> torch.Tensor | None:
         """The output by one kernel in each direction; None where it is made step by step."""
         del input, routing
 
@@ -245,7 +245,7 @@ class RoutedLayer(nn.Module, ABC):
         """The outputs of the selected experts; in training mode their backward pass trains the gate."""
         source = self._prepare(input)
         if self.training:
-            self._see(source)
+            self._observe(source)
         if self.training and torch.is_grad_enabled():
             if has_transforms():
                 output = self._output_under_transforms(source, routing)
@@ -264,7 +264,7 @@ class RoutedLayer(nn.Module, ABC):
         # A score that is not finite ranks last, and is seen where the loss is read.
         return output + routing.unranked.to(output.dtype).unflatten(2, output.shape[2:])
 
-    def _see(self, source: torch.Tensor) -> None:
+    def _observe(self, source: torch.Tensor) -> None:
         """Called with what the experts work on in each training pass."""
 
     def _finish(self, output: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
@@ -451,7 +451,7 @@ class Step(NamedTuple):
         )
 
 
-class Taught(torch.autograd.Function):
+class TrainGate(torch.autograd.Function):
     """Returns the selected outputs; in backward, the numbers of a lesson receive their gradients."""
 
     @staticmethod
@@ -470,7 +470,7 @@ class Taught(torch.autograd.Function):
         return error, None, None, *(None,) * ctx.num_compared, *learned
 
 
-class Learner(Memory):
+class Learner(StatefulModule):
     """Trains the gate of a layer within the layer's own forward and backward passes.
 
     A learner belongs to one layer and works on one `Step` at a time.

@@ -67,7 +67,7 @@ def _find_repeated(
         state_dict.update({prefix + name: value for name, value in module.state_dict(keep_vars=True).items()})
 
 
-class Memory(nn.Module):
+class StatefulModule(nn.Module):
     """Buffers on the device of the layer and counters on the host.
 
     Counters decide what is computed, so they are Python integers: reading them never waits for a device. They are saved

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smoe.nn._gate import without_autocast
-from smoe.nn._routed_layer import Learner, Step, Taught
+from smoe.nn._routed_layer import Learner, Step, TrainGate
 from smoe.ops._families import experts_of, relative_family_gradient, sample_families
 from smoe.ops._routing import Routing
 from smoe.rules import StraightThrough
@@ -91,7 +91,7 @@ class StraightThroughLearner(Learner):
         if lesson.trained is None:
             return selected
         if not torch.compiler.is_compiling():
-            return Taught.apply(selected, source, lesson, *compared, *lesson.numbers)  # type: ignore[return-value]
+            return TrainGate.apply(selected, source, lesson, *compared, *lesson.numbers)  # type: ignore[return-value]
         if part is None:
             return selected
         return _FamiliesWithScores.apply(selected, routing.scores, source, layer, self, part, *compared)  # type: ignore[return-value]

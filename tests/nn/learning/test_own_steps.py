@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smoe
-from smoe.nn._own_steps import Steps, _modules
+from smoe.nn._own_steps import AdamSteps, _modules
 
 GRID = (6, 8)
 
@@ -413,7 +413,7 @@ def test_steps_of_the_kernel_are_those_by_tensors(shape: tuple[int, ...], axis: 
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(shape, generator=generator)
     values = [start.clone().requires_grad_() for _ in range(2)]
-    steps = [Steps([each], math.inf if axis is None else 1.2, axis or 0) for each in values]
+    steps = [AdamSteps([each], math.inf if axis is None else 1.2, axis or 0) for each in values]
     for number, factor in enumerate((0.0, 3e4, 1.0, math.inf, 2.0, math.nan, 1e-3, 5.0, 0.0, 1.0)):
         gradient = torch.randn(shape, generator=generator) + 0.5
         gradient.view(-1)[0] *= factor

@@ -184,7 +184,7 @@ def multiply_add_peak() -> float:
 
 
 @dataclass(frozen=True)
-class LayerOptions:
+class LayerBenchmark:
     """Measures layers side by side with nn.Conv2d, prints a table and stores it.
 
     Attributes:
@@ -205,7 +205,7 @@ class LayerOptions:
 
 
 def main(args: list[str] | None = None) -> None:
-    options = parse(LayerOptions, args or [], prog="smoe bench layer")
+    options = parse(LayerBenchmark, args or [], prog="smoe bench layer")
     chosen: list[tuple[str, Configuration, Start, int]] = [
         (name, configuration, routing, threads)
         for name, configuration in CONFIGURATIONS.items()

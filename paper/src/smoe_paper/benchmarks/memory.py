@@ -77,12 +77,12 @@ def _status(name: str) -> float:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryOptions:
     """Measures the peak memory of a training step of every configuration, prints the table and stores it."""
 
 
 def main(args: list[str] | None = None) -> None:
-    parse(Memory, args or [], prog="smoe bench memory")
+    parse(MemoryOptions, args or [], prog="smoe bench memory")
     rows = [measure(name) for name in NAMES]
     notes = (
         "Ratios of the peak of the resident memory to that with `nn.Conv2d`, above what the process had before it made "

@@ -12,7 +12,7 @@ from smoe.gridded import FieldMoments
 from smoe_paper.atmosphere.fields import describe_years, years_of
 from smoe_paper.atmosphere.store import DTYPE, StoreWriter, write_store
 from smoe_paper.ens10.source import LEAD, DatedFields, EnsembleSource, open_efi, open_truth
-from smoe_paper.ens10.store import EnsembleStore, Plan
+from smoe_paper.ens10.store import EnsemblePlan, EnsembleStore
 
 if TYPE_CHECKING:
     from smoe.training.progress import ProgressBar
@@ -24,7 +24,7 @@ _FIELDS_PER_PIECE = 16
 
 def make_plan(
     source: EnsembleSource, truth: DatedFields, efi_file: DatedFields | None, wanted: Preparation
-) -> tuple[Plan, list[str]]:
+) -> tuple[EnsemblePlan, list[str]]:
     """Checks the options against the available data; returns the plan, and messages about it."""
     valid, notices = source.starts + LEAD, []
     # The last forecasts of a release are valid after the end of its truth.
@@ -48,7 +48,7 @@ def make_plan(
     has_efi = efi_file is not None and bool(np.isin(efi_file.dates, starts + LEAD).any())
     if not has_efi:
         notices.append(f"no extreme forecast index, and so no EECRPS: no efi_{source.task.name}.nc is for these dates")
-    plan = Plan(
+    plan = EnsemblePlan(
         source.task.name,
         source.num_members,
         tuple(map(str, starts)),
@@ -95,7 +95,7 @@ def prepare(
 
 
 def _write_forecasts(
-    source: EnsembleSource, truth: DatedFields, plan: Plan, store: StoreWriter, progress: ProgressBar
+    source: EnsembleSource, truth: DatedFields, plan: EnsemblePlan, store: StoreWriter, progress: ProgressBar
 ) -> None:
     # The plan excludes forecasts without truth.
     row_of = {start: row for row, start in enumerate(plan.starts)}
@@ -111,7 +111,7 @@ def _write_forecasts(
         progress.advance(f"reading {start}")
 
 
-def _normalisation(plan: Plan, valid: np.ndarray, statistics: np.ndarray, progress: ProgressBar) -> np.ndarray:
+def _normalisation(plan: EnsemblePlan, valid: np.ndarray, statistics: np.ndarray, progress: ProgressBar) -> np.ndarray:
     """Mean and standard deviation of the training years at each point, `(2, C, H, W)`."""
     years = years_of(valid)
     first, last = plan.train_years

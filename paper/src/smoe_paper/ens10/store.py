@@ -22,7 +22,7 @@ OFFSET = 0.1
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnsemblePlan:
     """Contents of a store, known before a field is read."""
 
     task: TaskName
@@ -65,10 +65,10 @@ class EnsembleStore(Store):
     """
 
     format = "smoe ensemble store"
-    plan_type = Plan
+    plan_type = EnsemblePlan
     command = "smoe data prepare ens10"
 
-    def __init__(self, path: Path, plan: Plan, results: dict[str, Any]) -> None:
+    def __init__(self, path: Path, plan: EnsemblePlan, results: dict[str, Any]) -> None:
         super().__init__(path, plan, results)
         task = TASKS[plan.task]
         self.task: TaskName = plan.task

@@ -21,7 +21,7 @@ from smoe_paper.heat_mesh.recipes import MeshModel, MeshMoEModel, MeshRecipe, Sa
 from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 
 
-class MeshNet(nn.Module):
+class DomainNet(nn.Module):
     """One layer on the nodes of a domain: fields `(B, 1, *grid)` to fields; some need the edges `(2, M)`."""
 
     edges: torch.Tensor
@@ -82,7 +82,7 @@ def build_model(options: MeshModel, learning: Learning, domain: Domain) -> nn.Mo
             raise ValueError(f"SAGEConv works on meshes, not on the grid of {domain.name}")
         return SageNet(domain.num_nodes, options.hidden, options.node_features, edges)
     num_candidates = options.num_candidates if isinstance(options, MeshMoEModel) else 1
-    return MeshNet(_make_layer(domain, num_candidates, learning.rule if num_candidates > 1 else None), edges)
+    return DomainNet(_make_layer(domain, num_candidates, learning.rule if num_candidates > 1 else None), edges)
 
 
 def _make_layer(domain: Domain, num_candidates: int, rule: Rule | None) -> RoutedLayer:

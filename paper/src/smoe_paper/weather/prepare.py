@@ -21,7 +21,7 @@ from smoe_paper.weather.store import (
     PRECIPITATION,
     PRECIPITATION_EPSILON,
     NaNPolicy,
-    Plan,
+    WeatherPlan,
     WeatherStore,
     transform,
 )
@@ -42,7 +42,7 @@ def prepare(archive: Archive, output: Path, wanted: Preparation, progress: Progr
     steps_of = _choose_times(archive, wanted)
     times = np.concatenate([steps_of[year] for year in _years("--years", wanted.years)])
     step_hours = wanted.step_hours or int(np.diff(times)[0] / _HOUR)
-    plan = Plan(
+    plan = WeatherPlan(
         wanted.channels,
         wanted.constants,
         archive.grid.latitude,

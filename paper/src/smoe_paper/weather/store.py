@@ -35,7 +35,7 @@ def transform(channel: str, values: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WeatherPlan:
     channels: tuple[str, ...]
     constants: tuple[str, ...]
     latitude: tuple[float, ...]
@@ -54,10 +54,10 @@ class WeatherStore(Store):
     """A store written by `smoe data prepare weather`."""
 
     format = "smoe weather store"
-    plan_type = Plan
+    plan_type = WeatherPlan
     command = "smoe data prepare weather"
 
-    def __init__(self, path: Path, plan: Plan, results: dict[str, Any]) -> None:
+    def __init__(self, path: Path, plan: WeatherPlan, results: dict[str, Any]) -> None:
         super().__init__(path, plan, results)
         self.channels, self.constant_names, self.step_hours = plan.channels, plan.constants, plan.step_hours
         self.mean, self.std = np.array(results["mean"]), np.array(results["std"])
