@@ -281,20 +281,20 @@ _DEFAULT = SpatialMoEResNetModel(
 )
 # Every network at several peak rates of one cosine: a comparison at one rate is one of rates.
 _RATES, _VIT_RATES = (6e-3, 12e-3, 24e-3), (1e-3, 3e-3, 6e-3)
+_MORE_RATES = (*_RATES, 48e-3)
 _AT_RATES: dict[str, tuple[WeatherModel, Rule, tuple[float, ...]]] = {
     "R&T ResNet": (ResNetModel(), _FROZEN, _RATES),
     "R&T, 2x wide": (ResNetModel(filters=256), _FROZEN, _RATES),
     "R&T, 8 learned input channels": (LocatedResNetModel(learned_channels=8), _FROZEN, _RATES),
-    "R&T, local affine": (LocatedResNetModel(local_affine=True), _FROZEN, _RATES),
+    "R&T, local affine": (LocatedResNetModel(local_affine=True), _FROZEN, _MORE_RATES),
     "LRLCN": (LowRankLocalResNetModel(), _FROZEN, _RATES),
     "LRLCN, table": (LowRankLocalResNetModel(combiner="table"), _FROZEN, _RATES),
     "ViT 2 x 2": (WeatherViTModel(), _FROZEN, _VIT_RATES),
     "ViT 2 x 2, no positions": (WeatherViTModel(positions=False), _FROZEN, _VIT_RATES),
-    "SMoE, defaults": (_DEFAULT, StraightThrough(), _RATES),
+    "SMoE, defaults": (_DEFAULT, StraightThrough(), _MORE_RATES),
     "SMoE, defaults, smooth start": (replace(_DEFAULT, gate_init="smooth"), StraightThrough(), _RATES[1:]),
-    "SMoE, defaults, gate frozen at a smooth start": (replace(_DEFAULT, gate_init="smooth"), _FROZEN, _RATES),
+    "SMoE, defaults, gate frozen at a smooth start": (replace(_DEFAULT, gate_init="smooth"), _FROZEN, _MORE_RATES),
 }
-_GIVEN_CLIMATOLOGY = ("R&T ResNet", "R&T, local affine", "ViT 2 x 2", "SMoE, defaults")
 
 
 def _at_rates(
@@ -309,7 +309,12 @@ def _at_rates(
             yield f"{label}{suffix}; {rate:g}", replace(made, optimizer=replace(WEATHER_OPTIMIZER, lr=rate))
 
 
-_RATE_ROWS = [*_at_rates(_AT_RATES), *_at_rates(_GIVEN_CLIMATOLOGY, ", weekly climatology as input", weekly_means=True)]
+_GIVEN = ", weekly climatology as input"
+_RATE_ROWS = [
+    *_at_rates(_AT_RATES),
+    *_at_rates(("R&T, local affine", "SMoE, defaults"), _GIVEN, _RATES[1:], weekly_means=True),
+    *_at_rates(("ViT 2 x 2",), _GIVEN, _VIT_RATES[1:2], weekly_means=True),
+]
 # At the rate that is the best at three days.
 _FIVE_DAYS = (
     "R&T ResNet",
