@@ -62,7 +62,7 @@ def test_a_page_of_one_run_has_every_part() -> None:
 def test_the_routing_is_compared_with_convolutions_in_words() -> None:
     text = page.make_page([sample_report()], WRITTEN)
     verdict = "the routing helps: it removes 37.5 % of the loss"
-    assert f"<dt>beside single convolutions</dt><dd>{verdict}</dd>" in text
+    assert f"Compared with the best single convolutions, {verdict}." in text
     whole = "With the best single convolutions in place of all 2 layers the loss is 1.6, with the layers 1"
     assert f"<p>{whole}: {verdict}.</p>" in text
     assert (
@@ -87,7 +87,8 @@ def test_the_page_opens_with_a_sentence() -> None:
     parts = (replace(rows[0], gap_spreads={"mse": 1.0}), ScoreRow("net", "fit", {"mse": 0.5}, is_part=True), rows[1])
     sure = headline(replace(report, scores=replace(report.scores, rows=parts)))
     assert sure.startswith(
-        "heat/smoe: mse 1 ± 2 on the test split, 75 % less than the best rival, input unchanged (4)."
+        "heat/smoe: mse 1 ± 2 on the test split, 75 % less than the best rival, input unchanged (4); "
+        "better in hindsight is a part of the fit, net (0.5)."
     )
     assert headline(replace(report, scores=replace(report.scores, rows=rows[1:]))) == ""
     # The first score that a rival has, too.
@@ -97,6 +98,9 @@ def test_the_page_opens_with_a_sentence() -> None:
     monitor = Monitor("validation/accuracy", is_best_high=True)
     found = headline(replace(report, scores=ScoreSheet("test", high), monitor=monitor))
     assert found == f"heat/smoe: accuracy 90 on the test split, 10 more than the best rival, b (80). {gain}"
+    sheet = ScoreSheet("test", high, {"accuracy": "% of the pixels"})
+    found = headline(replace(report, scores=sheet, monitor=monitor))
+    assert found.startswith("heat/smoe: 90 % of the pixels accuracy on the test split, 10 points more than")
 
 
 def test_a_routing_without_regions_is_said_to_have_none() -> None:
@@ -128,6 +132,10 @@ def test_a_page_of_several_runs_compares_them_first() -> None:
     assert '<tr><th scope="row">seed</th><td>0</td><td>0</td></tr>' not in text
     assert headings(text)[:5] == ["2 runs", "All runs", "What differs", "Curves together", "Routing side by side"]
     assert text.count("<details") >= 2
+    # Runs of other tasks have nothing to compare, and are open.
+    row = ScoreRow("b", "this run", {"accuracy": 1.0}, is_own=True)
+    text = page.make_page([sample_report("a"), replace(sample_report("b"), scores=ScoreSheet("test", (row,)))], WRITTEN)
+    assert headings(text)[:3] == ["2 runs", "All runs", "Scores"] and text.count('<details class="run" open>') == 2
 
 
 def test_text_from_outside_is_escaped() -> None:

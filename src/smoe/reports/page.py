@@ -81,23 +81,28 @@ def _render(reports: Sequence[RunReport], data: dict[str, Any], arrays: str, wri
     )
     runs = [_run_parts(report, number, data["runs"][number]) for number, report in enumerate(reports)]
     is_single, script = len(reports) == 1, _asset("report.js")
-    has_curves, has_gates = any(report.epochs for report in reports), any(report.gates for report in reports)
+    # Runs that have no score in common are shown one after the other.
+    scored = Counter(metric for report in reports for metric in _own_values(report))
+    is_compared = is_single or max(scored.values(), default=2) > 1
+    has_curves = is_compared and any(report.epochs for report in reports)
+    has_gates = is_compared and any(report.gates for report in reports)
     links = [(f"run-0-{key}", heading) for key, heading in runs[0]["parts"]]
     if not is_single:
         parts = {"table": "All runs", "together": "Curves together", "beside": "Routing side by side"}
-        shown = {"table": True, "together": has_curves, "beside": has_gates}
+        shown = {"table": is_compared, "together": has_curves, "beside": has_gates}
         links = [(key, heading) for key, heading in parts.items() if shown[key]]
         links += [(f"run-{number}", report.label) for number, report in enumerate(reports)]
     return templates.get_template("report.html").render(
         runs=runs,
         is_single=is_single,
+        is_compared=is_compared,
         title=reports[0].title if is_single else f"{len(reports)} runs",
         subtitle=", ".join(report.label for report in reports),
         links=links,
         has_curves=has_curves,
         has_gates=has_gates,
         comparison=_comparison(reports, data),
-        differences=_differences(reports),
+        differences=_differences(reports) if is_compared else [],
         style=_asset("report.css"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -205,11 +210,7 @@ def figures(report: RunReport) -> dict[str, str]:
         beside = seconds_of(report.plain_history)
         found["training"] = _duration(report.seconds) + (f"; plain net {_duration(beside)}" if beside else "")
     found["parameters"] = f"{report.num_parameters:,}"
-    if report.gates:
-        found["gates"] = str(len(report.gates))
-    if report.routing_gains:
-        found["beside single convolutions"] = report.routing_gains[-1].verdict
-    return found
+    return found | ({"gates": str(len(report.gates))} if report.gates else {})
 
 
 def _comparison(reports: Sequence[RunReport], data: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from smoe.regression._nets import count_parameters
 from smoe.regression._saved import load_model
 from smoe.regression._scores import (
     MEAN_OF_NETS,
+    MEAN_OF_ROWS,
     PLAIN,
     SCORES,
     ComparedBatch,
@@ -131,7 +132,7 @@ def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
     try:
         stored: dict[str, Any] = json.loads(file.read_text())
         which, targets = str(stored["period"]), [str(name) for name in stored["targets"]]
-        parts = {fitted.net_kind, PLAIN, MEAN_OF_NETS}
+        parts = {fitted.net_kind, PLAIN, MEAN_OF_NETS, MEAN_OF_ROWS}
         rows = [_score_row(name, stored, targets, parts) for name in ranked(stored["rmse"])]
         units = {
             f"{kind} {name}": str(unit)
@@ -160,7 +161,7 @@ def _score_row(name: str, stored: dict[str, Any], targets: list[str], parts: set
         for key in ("rmse_spread", "difference_spread")
     )
     is_own = name == "model"
-    source = "this run" if is_own else "a net of the fit" if name in parts else "here, same data"
+    source = "this run" if is_own else "a part of the fit" if name in parts else "here, same data"
     return ScoreRow(name, source, values, spreads, is_own, is_part=name in parts, gap_spreads=gaps)
 
 

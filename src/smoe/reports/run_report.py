@@ -29,9 +29,7 @@ class ScoreRow:
     is_published: bool = False  # whether a publication prints the scores
     is_same_recipe: bool = False  # whether they are published for the recipe of the run
     is_part: bool = False  # whether it is a net that the run may have a part of, so no rival
-    gap_spreads: Mapping[str, float] = field(
-        default_factory=dict
-    )  # standard deviations of differences to the best rival
+    gap_spreads: Mapping[str, float] = field(default_factory=dict)  # of differences to the best simple model
 
 
 @dataclass(frozen=True)
@@ -182,20 +180,26 @@ def headline(report: RunReport) -> str:
         spread = row.spreads.get(metric)
         return f"{row.values[metric]:.4g}{f' ± {spread:.2g}' if spread else ''} {unit}".strip()
 
-    text = f"{report.title}: {plain_name(metric)} {shown(own)} on the {report.scores.split.partition(', ')[0]} split"
+    is_share, name = unit.startswith("%"), plain_name(metric)
+    text = f"{report.title}: {f'{shown(own)} {name}' if is_share else f'{name} {shown(own)}'}"
+    text += f" on the {report.scores.split.partition(', ')[0]} split"
     is_high = report.monitor.is_best_high and report.monitor.key.rpartition("/")[2] == metric
     is_error = not is_high and any(word in metric.lower() for word in ("rmse", "mae", "mse", "loss", "crps", "error"))
-    rivals = [row for row in rivals if metric in row.values]
+    rivals, parts = (
+        sorted((row for row in rows if metric in row.values), key=lambda row: row.values[metric], reverse=is_high)
+        for rows in (rivals, [row for row in report.scores.rows if row.is_part])
+    )
     if rivals and (is_high or is_error):
-        best = (max if is_high else min)(rivals, key=lambda row: row.values[metric])
-        ours, theirs = own.values[metric], best.values[metric]
+        best, ours, theirs = rivals[0], own.values[metric], rivals[0].values[metric]
         gap = abs(ours - theirs)
-        share = f"{gap:.4g}" if is_high or not theirs else f"{100 * gap / theirs:.3g} %"
+        share = f"{gap:.4g}{' points' * is_share}" if is_high or not theirs else f"{100 * gap / theirs:.3g} %"
         verdict = f"{share} {'more' if ours > theirs else 'less'} than"
         spread = max(own.spreads.get(metric, 0.0), best.spreads.get(metric, 0.0))
         if gap < 2 * (spread if metric in best.gap_spreads else own.gap_spreads.get(metric, spread)):
             verdict = "not clearly different from"
         text += f", {verdict} the best rival, {best.name} ({shown(best)})"
+    if is_error and parts and parts[0].values[metric] < 0.99 * own.values[metric]:
+        text += f"; better in hindsight is a part of the fit, {parts[0].name} ({shown(parts[0])})"
     gains = report.routing_gains
     return f"{text}." + (f" Compared with the best single convolutions, {gains[-1].verdict}." if gains else "")
 

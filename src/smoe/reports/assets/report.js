@@ -218,8 +218,9 @@ class Chart {
     }
     write(unit.trim(), 4, 12, "start");
     const whole = ticks(steps[0], steps.at(-1), Math.max(2, Math.floor(width / 80))).filter(Number.isInteger);
-    for (const step of whole) write(labels[step] ?? step, toX(step), height - 19, "middle");
-    write(xName, (left + right) / 2, height - 4, "middle");
+    // Names of regions stand in two lines, and no curve joins them.
+    for (const step of whole) write(labels[step] ?? step, toX(step), height - (half && step % 2 ? 4 : 19), "middle");
+    if (!half) write(xName, (left + right) / 2, height - 4, "middle");
     for (const [text, value] of lines) {
       const y = toY(value);
       draw("line", { class: "reference", x1: left, x2: right, y1: y, y2: y });
@@ -228,9 +229,10 @@ class Chart {
     for (const { x, y, colour, dash } of series) {
       const points = x.map((step, index) => (isShown(y[index]) ? [toX(step), toY(y[index])] : null));
       const path = points.map((point, index) => (point ? `${points[index - 1] ? "L" : "M"}${point.join(" ")}` : ""));
-      draw("path", { d: path.join(""), fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": dash });
+      const line = { fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": dash };
+      if (!half) draw("path", { d: path.join(""), ...line });
       for (const point of points.length <= 40 ? points.filter(Boolean) : []) {
-        draw("circle", { cx: point[0], cy: point[1], r: 2.6, fill: colour });
+        draw("circle", { cx: point[0], cy: point[1], r: half ? 5 : 2.6, fill: colour });
       }
     }
     const cursor = element("path", { class: "cursor" });
