@@ -185,10 +185,10 @@ def headline(report: RunReport) -> str:
     text += f" on the {report.scores.split.partition(', ')[0]} split"
     is_high = report.monitor.is_best_high and report.monitor.key.rpartition("/")[2] == metric
     is_error = not is_high and any(word in metric.lower() for word in ("rmse", "mae", "mse", "loss", "crps", "error"))
-    rivals, parts = (
-        sorted((row for row in rows if metric in row.values), key=lambda row: row.values[metric], reverse=is_high)
-        for rows in (rivals, [row for row in report.scores.rows if row.is_part])
+    rows = sorted(
+        (row for row in report.scores.rows if metric in row.values), key=lambda row: row.values[metric], reverse=is_high
     )
+    rivals, parts = [row for row in rows if row in rivals], [row for row in rows if row.is_part]
     if rivals and (is_high or is_error):
         best, ours, theirs = rivals[0], own.values[metric], rivals[0].values[metric]
         gap = abs(ours - theirs)
