@@ -9,7 +9,6 @@ from ens10_files import STARTS, write_ens10, write_index
 from memory_ensemble import tiny_recipe
 from memory_source import Silent
 from smoe.errors import DataError
-from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENS10, EnsembleData, EnsembleRecipe, SpatialMoEUNetModel, UNetModel, store_folder
@@ -29,7 +28,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_ens10(tmp_path_factory.mktemp("files"), "t850")
     write_index(root / "efi_t850.nc", STARTS)
     source = open_ens10(root, TASKS["t850"], 10)
-    prepare(source, root, folder / "t850-10", Preparation(train_years=(1998, 1998)), Silent())
+    prepare(source, root, folder / "t850-10", (1998, 1998), Silent())
     return folder
 
 

@@ -13,7 +13,6 @@ from ens10_files import GRID, STARTS, member_fields, write_ens10, write_grib, wr
 from memory_source import Silent
 from smoe.errors import DataError
 from smoe_paper.atmosphere.fields import Grid, check_global
-from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.source import TASKS, open_ens10
 
@@ -25,9 +24,9 @@ def root(tmp_path: Path) -> Path:
     return write_ens10(tmp_path / "root", "z500", starts=SOME)
 
 
-def prepare_all(root: Path, members: int = 10, **options) -> None:
+def prepare_all(root: Path, members: int = 10, train_years: tuple[int, int] = (1998, 1998)) -> None:
     source = open_ens10(root, Z500, members)
-    prepare(source, root, root.parent / "store", Preparation(**{"train_years": (1998, 1998), **options}), Silent())
+    prepare(source, root, root.parent / "store", train_years, Silent())
 
 
 def rewrite(path: Path, change: Callable[[xr.Dataset], xr.Dataset]) -> None:

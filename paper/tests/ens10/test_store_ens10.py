@@ -15,7 +15,6 @@ from ens10_files import GRID, STARTS, member_fields, truth_field, write_ens10, w
 from memory_source import Silent, contents
 from smoe.cli.main import main
 from smoe.errors import DataError
-from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.source import TASKS, open_ens10
 from smoe_paper.ens10.store import EnsembleSamples, EnsembleStore
@@ -27,11 +26,15 @@ INDEXED = slice(-6, -1)
 
 
 def make_store(
-    root: Path, output: Path, task: str, members: int, listener: Silent | None = None, **options
+    root: Path,
+    output: Path,
+    task: str,
+    members: int,
+    listener: Silent | None = None,
+    train_years: tuple[int, int] = TRAIN,
 ) -> EnsembleStore:
-    wanted = Preparation(**{"train_years": TRAIN, **options})
     source = open_ens10(root, TASKS[task], members)  # pyright: ignore[reportArgumentType]
-    return prepare(source, root, output, wanted, listener or Silent())
+    return prepare(source, root, output, train_years, listener or Silent())
 
 
 @pytest.fixture(scope="module")

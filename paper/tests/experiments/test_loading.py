@@ -15,7 +15,6 @@ from ens10_files import write_ens10
 from image_files import publish, write_idx_set
 from memory_source import Silent
 from smoe.training.run_directory import RunError
-from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
 from smoe_paper.ens10.source import TASKS, open_ens10
@@ -43,7 +42,7 @@ def weather(folder: Path) -> tuple[str, Recipe]:
 def ens10(folder: Path) -> tuple[str, Recipe]:
     root = write_ens10(folder / "files", "t850")
     source = open_ens10(root, TASKS["t850"], 5)
-    prepare(source, root, folder / "store", Preparation(train_years=(1998, 1998)), Silent())
+    prepare(source, root, folder / "store", (1998, 1998), Silent())
     recipe = ENSEMBLE_RECIPES["ens10/smoe"]
     return "ens10/smoe", replace(
         recipe,

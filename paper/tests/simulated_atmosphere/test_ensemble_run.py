@@ -13,7 +13,6 @@ from simulation.ensemble_run import EnsembleFolder, is_complete, run_ensemble, w
 from simulation.perturbations import Perturbations
 from simulation.run_folder import RunFolder
 from simulation.start_dates import start_dates
-from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.source import TASKS, open_ens10
 
@@ -108,7 +107,7 @@ def test_old_states_are_dropped(whole):
 @pytest.mark.parametrize(("task", "members"), [("z500", 10), ("t850", 5), ("t2m", 10)])
 def test_the_library_reads_it(whole, tmp_path, task, members):
     source = open_ens10(whole, TASKS[task], members)
-    store = prepare(source, whole, tmp_path / "store", Preparation(train_years=(2001, 2001)), Silent())
+    store = prepare(source, whole, tmp_path / "store", (2001, 2001), Silent())
     assert store.num_members == members
     assert len(store.dates) == sum(start >= FIRST for start in STARTS)
 

@@ -1,6 +1,7 @@
 """Fields on a grid: files, grids, times and samples, for variables and grids that the files name."""
 
 # ruff: noqa: F401
+from smoe._files import check_grib_file
 from smoe.gridded._axes import are_same_units
 from smoe.gridded._grids import HorizontalGrid, NodeGrid, Orientation
 from smoe.gridded._open import (

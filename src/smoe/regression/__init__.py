@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from smoe.regression._nets import UNet, start_as_torch  # noqa: F401
     from smoe.regression._options import RegressorOptions
     from smoe.regression._regressor import GridRegressor, load
     from smoe.regression._saved import is_model_folder
@@ -22,6 +23,9 @@ _HOMES = {
     "RegressorOptions": "_options",
     "ScoreTable": "_scores",
     "is_model_folder": "_saved",
+    # For the experiment ENS-10, whose network it is.
+    "UNet": "_nets",
+    "start_as_torch": "_nets",
 }
 
 

@@ -11,14 +11,11 @@ from smoe_paper.benchmarks.registry import BENCHMARKS
 from smoe_paper.experiments.experiment import all_recipes, experiment_of
 
 COMMANDS = {
-    "prepare weather": ("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
-    "prepare ens10": (
-        "smoe_paper.ens10.commands:run_prepare",
-        "--root DATA --output STORE --task z500 [--members 10]",
-    ),
-    "fetch mnist": ("smoe_paper.images.data:run_mnist", "70,000 digits, 11.5 MB"),
-    "fetch fashion-mnist": ("smoe_paper.images.data:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"),
-    "fetch cifar10": ("smoe_paper.images.data:run_cifar10", "60,000 photographs, 139 MB"),
+    "prepare weather": "--root DATA --output STORE",
+    "prepare ens10": "--root DATA --output STORE --task z500 [--members 10]",
+    "fetch mnist": "70,000 digits, 11.5 MB",
+    "fetch fashion-mnist": "70,000 pieces of clothing, 31 MB",
+    "fetch cifar10": "60,000 photographs, 139 MB",
 }
 
 DATA_HELP = """usage: smoe data prepare|fetch NAME [...]
@@ -39,10 +36,12 @@ examples:
 def run_data(args: list[str]) -> int:
     name = " ".join(args[:2])
     if name in COMMANDS:
-        module, _, function = COMMANDS[name][0].partition(":")
-        return getattr(importlib.import_module(module), function)(args[2:])
+        verb, what = args[:2]
+        if verb == "fetch":
+            return importlib.import_module("smoe_paper.images.data").run_fetch(what, args[2:])
+        return importlib.import_module(f"smoe_paper.{what}.commands").run_prepare(args[2:])
     if not args or {"-h", "--help", "help"} & {*args[:2]}:
-        commands = "\n".join(f"  {name:<21}{text}" for name, (_, text) in COMMANDS.items())
+        commands = "\n".join(f"  {name:<21}{text}" for name, text in COMMANDS.items())
         sys.stdout.write(DATA_HELP.format(commands=commands))
         return 0 if args else 2
     raise UsageError(f"smoe data has no {name!r}; {suggest(name, COMMANDS)}")

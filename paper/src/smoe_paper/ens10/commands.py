@@ -9,14 +9,8 @@ from typing import Literal
 from smoe.command_line import parse
 
 
-@dataclass(frozen=True)
-class Preparation:
-    # First and last year of training, by the date for which a forecast is valid.
-    train_years: tuple[int, int] = (1998, 2015)
-
-
 @dataclass(frozen=True, kw_only=True)
-class PrepareEns10(Preparation):
+class PrepareEns10:
     """Writes the store for ENS-10 recipes. If interrupted, run the same command again to resume.
 
     The extreme forecast index is read from efi_<task>.nc, if it is there. For example:
@@ -28,6 +22,8 @@ class PrepareEns10(Preparation):
     output: Path  # Folder of the store.
     task: Literal["z500", "t850", "t2m"]  # Variable to correct, 48 hours ahead.
     members: Literal[5, 10] = 10  # Number of members in the mean and spread: the first 5, or all 10.
+    # First and last year of training, by the date for which a forecast is valid.
+    train_years: tuple[int, int] = (1998, 2015)
     truth: Path | None = None  # Folder with ERA5_z500.nc and the other truths; None uses the root.
 
 
@@ -42,6 +38,6 @@ def run_prepare(args: list[str]) -> int:
 
     def work(progress: ProgressBar) -> EnsembleStore:
         source = open_ens10(options.root, TASKS[options.task], options.members)
-        return prepare(source, options.root, options.output, options, progress, options.truth)
+        return prepare(source, options.root, options.output, options.train_years, progress, options.truth)
 
     return run_preparation(work)

@@ -9,7 +9,7 @@ import torch
 
 from smoe.errors import DataError
 from smoe.nn import LocalAffine
-from smoe.regression._nets import UNet, start_as_torch
+from smoe.regression import UNet, start_as_torch
 from smoe.training.task import Metric, Task
 from smoe_paper.baselines.layers import LearnedChannels
 from smoe_paper.ens10 import recipes

@@ -16,14 +16,13 @@ from smoe_paper.ens10.store import EnsemblePlan, EnsembleStore
 
 if TYPE_CHECKING:
     from smoe.training.progress import ProgressBar
-    from smoe_paper.ens10.commands import Preparation
 
 _MAX_DATES = 24
 _FIELDS_PER_PIECE = 16
 
 
 def make_plan(
-    source: EnsembleSource, truth: DatedFields, efi_file: DatedFields | None, wanted: Preparation
+    source: EnsembleSource, truth: DatedFields, efi_file: DatedFields | None, train_years: tuple[int, int]
 ) -> tuple[EnsemblePlan, list[str]]:
     """Checks the options against the available data; returns the plan, and messages about it."""
     valid, notices = source.starts + LEAD, []
@@ -37,7 +36,7 @@ def make_plan(
         )
     if not is_inside.all():
         notices.append(f"{(~is_inside).sum()} forecasts are for times without truth, left out: {valid[~is_inside][0]}")
-    starts, (first, last) = source.starts[is_inside], wanted.train_years
+    starts, (first, last) = source.starts[is_inside], train_years
     years = years_of(starts + LEAD)
     if not ((years >= first) & (years <= last)).any():
         found = describe_years(sorted(set(years.tolist())))
@@ -55,7 +54,7 @@ def make_plan(
         source.grid.latitude,
         source.grid.longitude,
         has_efi,
-        wanted.train_years,
+        train_years,
     )
     return plan, notices
 
@@ -64,7 +63,7 @@ def prepare(
     source: EnsembleSource,
     root: Path,
     output: Path,
-    wanted: Preparation,
+    train_years: tuple[int, int],
     progress: ProgressBar,
     truth_root: Path | None = None,
 ) -> EnsembleStore:
@@ -74,7 +73,7 @@ def prepare(
     """
     truth = open_truth(truth_root or root, source.task, source.grid)
     efi_file = open_efi(root, source.task, source.grid)
-    plan, notices = make_plan(source, truth, efi_file, wanted)
+    plan, notices = make_plan(source, truth, efi_file, train_years)
     with write_store(output, EnsembleStore.format, plan, plan.shapes, progress.notify) as store:
         for notice in notices:
             progress.notify(notice)

@@ -11,9 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from smoe._files import check_grib_file
 from smoe.errors import DataError
-from smoe.gridded import damage_as_data_error, import_cfgrib, open_netcdf
+from smoe.gridded import check_grib_file, damage_as_data_error, import_cfgrib, open_netcdf
 from smoe_paper.atmosphere.fields import Grid, check_order, find_field, on_level, real_dates
 from smoe_paper.atmosphere.variables import VARIABLES, Variable, check_plausible, plausible_bounds
 

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -198,6 +199,7 @@ def set_num_threads(recipe: Recipe) -> None:
 # Weights larger than this are not kept after the run: fifty million of a gate would fill the disk.
 _LARGEST_KEPT_CHECKPOINT = 2**22
 _RESULT = "result.json"
+_STOPPED = 128 + signal.SIGTERM  # exit code of a process that SIGTERM stopped, after its state was saved
 
 
 @dataclass(frozen=True)
@@ -273,10 +275,11 @@ def _stop(active: Iterable[BaseProcess]) -> None:
 
 
 def _failure(run: PlannedRun, code: int) -> str:
-    if code > 0:
+    if 0 < code != _STOPPED:
         return f"the process that trained {run.label} failed with code {code}; its message is above"
+    name = signal.Signals(signal.SIGTERM if code == _STOPPED else -code).name
     return (
-        f"the process that trained {run.label} was killed by {signal.Signals(-code).name}, perhaps for its memory; the "
+        f"the process that trained {run.label} was killed by {name}, perhaps for its memory; the "
         "checkpoint of its last epoch stays: give the same command again, or fewer --jobs"
     )
 
@@ -287,8 +290,7 @@ def _train_in_process(run: PlannedRun, runs_dir: Path, num_threads: int) -> None
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(num_threads)
     if train_run(run, runs_dir) is None:
-        # Stopped by SIGTERM, after its state was saved: the parent shall see that.
-        os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(_STOPPED)
 
 
 def _end_with_parent() -> None:

@@ -245,19 +245,7 @@ class FetchImages:
     output_dir: Path | None = None  # Folder of the files; the default is data/NAME.
 
 
-def run_mnist(args: list[str]) -> int:
-    return _fetch("mnist", args)
-
-
-def run_fashion_mnist(args: list[str]) -> int:
-    return _fetch("fashion-mnist", args)
-
-
-def run_cifar10(args: list[str]) -> int:
-    return _fetch("cifar10", args)
-
-
-def _fetch(name: str, args: list[str]) -> int:
+def run_fetch(name: str, args: list[str]) -> int:
     options = parse(FetchImages, args, prog=f"smoe data fetch {name}")
     sys.stdout.write(f"{fetch_images(name, options.output_dir or Path('data') / name)}\n")
     return 0
