@@ -66,7 +66,7 @@ def test_what_is_changed_and_what_is_left_and_why(net: Net) -> None:
     assert (plan.changes[2].num_experts, plan.changes[2].num_selected) == (16, 8)
     assert plan.left == {
         "stem": "its kernel is 7 x 7",
-        "unused": "no batch (B, C, *grid) of the example input reached it",
+        "unused": "the example input did not reach it",
     }
     reports: list[str] = []
     smoe.convert(net, example_input=X, notify=reports.append, rule=RC, order="score")

@@ -286,6 +286,19 @@ def test_what_was_learned_on_one_grid_is_tuned_on_a_finer_one(kind: str) -> None
 def test_refusals() -> None:
     with pytest.raises(TypeError, match="model must be a network, got the class TwoGrids"):
         smoe.interpolate_grids(TwoGrids, example_input=torch.zeros(1, 3, 12, 12))  # type: ignore[type-var]
+    graph, edges = smoe.GraphMoE(3, 4, num_nodes=10), torch.zeros(2, 1, dtype=torch.long)
+    example, places = (torch.randn(12, 3), edges), torch.randn(12, 2)
+    for given, message in (
+        (places, r"coordinates must be a pair \(old, new\), got a Tensor"),
+        ((places.numpy(), places), "coordinates must be tensors, got ndarray and Tensor"),
+        (
+            (places[:9], places),
+            r"was made for the places \(10,\), but the old coordinates are of \(9,\)",
+        ),
+        (None, r"x has 12 nodes, no multiple of the 10 .* by smoe\.interpolate_grids"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            smoe.interpolate_grids(graph, example_input=example, coordinates=given)  # type: ignore[arg-type]
     net = TwoGrids()
     with pytest.raises(ValueError, match=r"first needs the grid \(6, 6\) and second the grid \(4, 4\), but one field"):
         smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 12, 12))

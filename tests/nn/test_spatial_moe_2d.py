@@ -95,6 +95,29 @@ def test_input_of_another_grid_is_refused():
         layer(torch.randn(1, 2, 12, 8))
 
 
+IMAGE, TOKENS = torch.randn(2, 3, 8, 8), smoe.nn.TokenMoE(3, 4, 1, spatial_shape=5)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda it: it(IMAGE.numpy()), TypeError, r"got numpy.ndarray: give torch.as_tensor\(input\)"),
+        (lambda it: TOKENS(IMAGE.numpy()), TypeError, r"got numpy.ndarray: give torch.as_tensor\(input\)"),
+        (lambda it: it(IMAGE.double()), ValueError, r"are torch.float32, got .* torch.float64: .* layer\.to"),
+        (lambda it: it(IMAGE.bfloat16()), ValueError, r"are torch.float32, got .* torch.bfloat16: convert one"),
+        (lambda it: it(IMAGE.long()), ValueError, "needs a floating-point input, got torch.int64"),
+        (lambda it: TOKENS(IMAGE), ValueError, r"input must be \(B, \*positions, 3\), .* got shape \(2, 3, 8, 8\)"),
+        (lambda it: type(it)(3, 4, spatial_shape=8), ValueError, r"must be \(rows, columns\) of .* 8"),
+        (lambda it: type(it)(3, 4.0, spatial_shape=(8, 8)), ValueError, "out_channels must be .* got 4.0"),
+        (lambda it: type(it)(3, 4, embedding="a"), TypeError, "embedding must be that of a gate, .* got str"),
+        (lambda it: smoe.convert(it, example_input=IMAGE), ValueError, "the model has none, but 1 SMoE layers"),
+    ],
+)
+def test_wrong_inputs_are_refused_with_what_is_right(call, error, message):
+    with pytest.raises(error, match=message):
+        call(smoe.SpatialMoE2d(3, 4, spatial_shape=(8, 8)))
+
+
 def test_the_next_layer_may_work_in_place():
     torch.manual_seed(0)
     layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), order="score", rule=RC)

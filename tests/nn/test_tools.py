@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
-from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -169,9 +169,11 @@ def test_lightning_trains_as_a_loop_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_plain_checkpoint(bias: bool) -> None:
+    shared = nn.Conv2d(8, 8, 3, padding=1)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, bias=bias),
         nn.BatchNorm2d(8),
+        nn.Sequential(shared, weight_norm(nn.Conv2d(8, 8, 3, padding=1)), shared),
         nn.ConvTranspose2d(8, 4, 3, 2, groups=2),
         nn.Flatten(2),
         nn.Linear(17 * 17, 5),
@@ -182,8 +184,12 @@ def test_a_plain_checkpoint(bias: bool) -> None:
             parameter.add_(torch.randn_like(parameter))
     loaded = smoe.convert(net, example_input=X, linear=True).eval()
     gates = {name: value.clone() for name, value in loaded.state_dict().items() if ".gate." in name}
-    with pytest.raises(RuntimeError, match=r"0.weight is that of a plain convolution: load it before smoe\.convert"):
+    with pytest.raises(RuntimeError, match=r"that of a plain layer: load it before smoe\.convert, or") as refused:
         loaded.load_state_dict(other.state_dict())
+    names = ("0.weight", "2.0.weight", "2.1.parametrizations.weight.original1", "2.2.weight", "3.weight", "5.weight")
+    assert all(f"\t{name} is that of a plain layer" in str(refused.value) for name in names)
+    with pytest.raises(ValueError, match=r"gate.order_code is that of a converted network: load it by converted"):
+        smoe.nn.load_plain_state_dict(loaded, loaded.state_dict())
     smoe.nn.load_plain_state_dict(loaded, other.state_dict())
     torch.testing.assert_close(loaded(X), other(X), rtol=1e-4, atol=1e-4)
     assert all(torch.equal(value, gates[name]) for name, value in loaded.state_dict().items() if name in gates)
@@ -201,6 +207,9 @@ def test_linear_maps_of_nodes() -> None:
     with pytest.raises(ValueError, match="GINConv has no SMoE counterpart; linear=True takes its maps of nodes"):
         smoe.convert(net, example_input=(x, edges))
     new = smoe.convert(net, example_input=(x, edges), linear=True)
+    sage = models.GraphSAGE(3, 8, 2, 4).eval()
+    with pytest.raises(RuntimeError, match=r"convs\.0\.lin_l\.weight is that of a plain layer: load it before smoe\.c"):
+        smoe.convert(sage, example_input=(x, edges)).load_state_dict(sage.state_dict())
     layers = [module for module in new.modules() if isinstance(module, smoe.nn.TokenMoE)]
     assert len(layers) == 4
     with torch.no_grad():

@@ -30,7 +30,7 @@ HEAD = "its input has no positions: it is not (B, *positions, C)"
 POINT = "its output has one place only"
 ROWS = "its rows are not the nodes"
 POOLED = "its nodes are those that a pooling chose"
-UNUSED = "no batch (B, C, *grid) of the example input reached it"
+UNUSED = "the example input did not reach it"
 OWN_FORWARD = "timm.layers.linear.Linear has a forward of its own and may do more than a Linear"
 
 

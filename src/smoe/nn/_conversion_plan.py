@@ -46,7 +46,7 @@ _KINDS = {1: SpatialMoE1d, 2: SpatialMoE2d, 3: SpatialMoE3d}
 GRAPH_CONVOLUTIONS = ("GCNConv", "SAGEConv", "GraphConv")
 _NO_POSITIONS = "its input has no positions: it is not (B, *positions, C)"
 _NOT_NODES = "its rows are not the nodes"
-_NOT_REACHED = "no batch (B, C, *grid) of the example input reached it"
+_NOT_REACHED = "the example input did not reach it"
 _NOT_BATCH_FIRST = "its input is (positions, B, C): make the transformer with batch_first=True"
 _POOLED = "its nodes are those that a pooling chose"
 
@@ -102,10 +102,8 @@ def grid_of(
         grid = (output.shape[-2],)
     elif len(args) + len(kwargs) > 1:
         return "it is given an output size"
-    elif output.ndim != len(kernel) + 2:
-        return _NOT_REACHED
     else:
-        grid = tuple(output.shape[2:])
+        grid = tuple(output.shape[-len(kernel) :])
     if math.prod(grid) > 1:
         return grid
     return f"its output grid {grid} is empty" if 0 in grid else "its output has one place only"
@@ -441,7 +439,7 @@ def _find_calls(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module
             is_transposed = isinstance(module, _ConvTransposeNd)
             pixels = output.numel() // len(weight)
             if is_transposed and args:
-                pixels = args[0].numel() // args[0].shape[1]
+                pixels = args[0].numel() // module.in_channels
             call.num_calls += 1
             call.num_outputs += output.numel()
             call.multiply_adds += pixels * weight.numel()

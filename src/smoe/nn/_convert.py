@@ -208,12 +208,12 @@ def load_plain_state_dict(converted: nn.Module, state_dict: Mapping[str, torch.T
 
     Raises:
         TypeError: If the state is not a mapping.
-        ValueError: If a layer is not a convolution with families.
+        ValueError: If a layer is not a convolution with families, or the state is that of a converted network.
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"state_dict must be that of a network, got {state_dict!r}: give torch.load(path)")
     state = dict(state_dict)
-    for name, layer in converted.named_modules():
+    for name, layer in converted.named_modules(remove_duplicate=False):
         if not isinstance(layer, RoutedLayer):
             continue
         gate = layer.gate
@@ -224,16 +224,23 @@ def load_plain_state_dict(converted: nn.Module, state_dict: Mapping[str, torch.T
             )
         prefix = f"{name}." if name else ""
         num_candidates = gate.num_experts // gate.num_selected
-        weight, bias = state.get(f"{prefix}weight"), state.get(f"{prefix}bias")
-        if weight is not None:
-            if layer.transposed:
-                weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
-            weight = weight[:, :, None] if weight.ndim == 2 else weight  # of a linear layer
-            state[f"{prefix}weight"] = weight.repeat_interleave(num_candidates, dim=0)
-        if bias is not None and layer._bias_owner == "expert":
-            state[f"{prefix}bias"] = bias.repeat_interleave(num_candidates, dim=0)
-        own = {f"{prefix}{key}": value for key, value in layer.state_dict().items() if key not in ("weight", "bias")}
-        state.update(own)
+        for key, own in layer.state_dict().items():
+            is_filter = key == "weight" or key.startswith("parametrizations.weight.")
+            if not is_filter and key != "bias":
+                if f"{prefix}{key}" in state_dict:
+                    raise ValueError(
+                        f"{prefix}{key} is that of a converted network: load it by converted.load_state_dict(...)"
+                    )
+                state[f"{prefix}{key}"] = own
+                continue
+            plain = state.get(f"{prefix}{key}")
+            if plain is None or (key == "bias" and layer._bias_owner != "expert"):
+                continue
+            if key == "weight" and layer.transposed:
+                plain = plain.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+            if is_filter and plain.ndim == 2:  # of a linear layer
+                plain = plain[:, :, None]
+            state[f"{prefix}{key}"] = plain.repeat_interleave(num_candidates, dim=0)
     converted.load_state_dict(state)
 
 

@@ -401,16 +401,14 @@ class FilterBank(RoutedLayer):
     ) -> None:
         lists = (missing_keys, unexpected_keys, error_msgs)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
-        weight = state_dict.get(f"{prefix}weight")
-        if (
-            weight is not None
-            and weight.ndim == self.weight.ndim
-            and len(weight) == self.out_channels < len(self.weight)
-        ):
-            error_msgs.append(
-                f"{prefix}weight is that of a plain convolution: load it before smoe.convert, or by "
-                "smoe.nn.load_plain_state_dict(converted, state_dict)"
-            )
+        # As convolutions, linear layers, those with `weight_norm` and those of graphs name their filters.
+        for key in ("weight", "parametrizations.weight.original1", "lin.weight", "lin_l.weight", "lin_rel.weight"):
+            weight = state_dict.get(f"{prefix}{key}")
+            is_of_graph = key.startswith("lin")
+            num_outputs = 0 if weight is None else weight.numel() * len(self.weight) / max(1, self.weight.numel())
+            if weight is not None and (is_of_graph or num_outputs == self.out_channels < len(self.weight)):
+                way = "" if is_of_graph else ", or by smoe.nn.load_plain_state_dict(converted, state_dict)"
+                error_msgs.append(f"{prefix}{key} is that of a plain layer: load it before smoe.convert{way}")
 
     def _finish(self, output: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
         if self.bias is not None and self._bias_owner == "slot":

@@ -235,6 +235,8 @@ class FactorisedGate(_GridGate):
             )
             with torch.no_grad():
                 embedding.values.mul_(START_STD / scale)
+        elif not isinstance(embedding, PixelEmbedding):
+            raise TypeError(f"embedding must be that of a gate, a smoe.PixelEmbedding, got {type(embedding).__name__}")
         elif spatial_shape is not None and tuple(spatial_shape) != embedding.spatial_shape:
             raise ValueError(
                 f"the embedding was made for a grid of {embedding.spatial_shape}, but spatial_shape is "

@@ -520,13 +520,15 @@ class TokenMoE(SpatialMoE1d):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Applies, at each position, the linear maps of its experts."""
-        if not isinstance(input, torch.Tensor) and hasattr(input, "tracer"):
-            return as_leaf(self, input)
+        if not isinstance(input, torch.Tensor):
+            if hasattr(input, "tracer"):
+                return as_leaf(self, input)
+            self._check_input(input)
         if input.ndim == 2:
             (num_nodes,) = self.gate.spatial_shape or (len(input),)
             if len(input) % num_nodes == 0:
                 return self(input.unflatten(0, (-1, num_nodes))).flatten(0, 1)
-        if input.ndim < 3:
+        if input.ndim < 3 or input.shape[-1] != self.in_channels:
             channels = self.in_channels
             raise ValueError(
                 f"input must be (B, *positions, {channels}), or (N, {channels}) of one or several graphs with the "

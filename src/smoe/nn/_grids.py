@@ -63,6 +63,8 @@ def interpolate_grids(
     names: dict[nn.Module, str] = {module: name for name, module in layers}
     # A gate may serve several layers: what it was made for, and for whom.
     made_for: dict[nn.Module, tuple[tuple[int, ...], str]] = {}
+    if not (coordinates is None or (isinstance(coordinates, (tuple, list)) and len(coordinates) == 2)):
+        raise TypeError(f"coordinates must be a pair (old, new), got a {type(coordinates).__name__}")
     places = None if coordinates is None else _Places(*coordinates)
     done: set[nn.Module] = set()
 
@@ -112,6 +114,8 @@ class _Places:
     """Coordinates of old and new pixels, `(*grid, D)` and `(*new_grid, D)`, and the old ones near each new one."""
 
     def __init__(self, old: torch.Tensor, new: torch.Tensor, num_neighbours: int = 4) -> None:
+        if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
+            raise TypeError(f"coordinates must be tensors, got {type(old).__name__} and {type(new).__name__}")
         if old.shape[-1] != new.shape[-1]:
             raise ValueError(f"coordinates must have as many components, got {old.shape[-1]} and {new.shape[-1]}")
         for name, part in (("old", old), ("new", new)):
@@ -150,7 +154,10 @@ def _grid_of(layer: Any, input: torch.Tensor, name: str, places: _Places | None)
             return positions
         if places is not None and grid == places.old_grid:
             return places.grid
-        if isinstance(layer, TokenMoE) and positions and grid != (math.prod(positions),):
+        number = math.prod(positions or input.shape[:-1])
+        if places is not None and number % math.prod(grid):
+            raise ValueError(f"{name} was made for the places {grid}, but the old coordinates are of {places.old_grid}")
+        if isinstance(layer, TokenMoE) and positions and grid != (number,):
             raise ValueError(
                 f"the positions of {name} are no grid to interpolate on: give coordinates=(old, new), or convert the "
                 "network for its sequence"
