@@ -205,7 +205,8 @@ class StraightThrough(Rule):
             for these samples only, which bounds the cost of a training step. Where it is less than one sample, the gate
             learns in some of the passes only. None for a quarter with up to three candidates in a family, and for
             0.5 / (K - 1) with K of them.
-        noise: Standard deviation of the noise of the selection in training, in units of the scores; 0 for none.
+        noise: Standard deviation of the noise of the selection in training, in units of the scores; 0 for none. Falls
+            as 1 / sqrt(1 + steps / 1000), so that choices come to rest.
         warm_up: Steps of the gate during which the noise grows from 0 to `noise`, so that a trained network that was
             converted is not disturbed while its experts begin to differ. A compiled layer has no warm-up.
     """

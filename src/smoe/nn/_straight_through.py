@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ from smoe.rules import StraightThrough
 
 if TYPE_CHECKING:
     from smoe.nn._routed_layer import RoutedLayer
+
+# Steps of the gate after which the noise has fallen to a root of a half.
+_FALL = 1000
 
 
 class StraightThroughLearner(Learner):
@@ -58,8 +62,9 @@ class StraightThroughLearner(Learner):
         noise = self.rule.noise
         if not is_compiling:  # a compiled pass has no counters
             gate.begin_pass()
-            if self.rule.warm_up > 0:
-                noise *= min(1.0, self.counters["num_steps"] / self.rule.warm_up)
+            num_steps = self.counters["num_steps"]
+            noise *= min(1.0, num_steps / self.rule.warm_up) if self.rule.warm_up > 0 else 1.0
+            noise /= math.sqrt(1.0 + num_steps / _FALL)
         seed = self.seed + gate.steps.num_steps
         if not layer._needs_scores and not is_compiling and gate.can_draw:
             draw = gate.draw_again if self._share * len(input) < 1.0 else gate.draw
@@ -69,7 +74,9 @@ class StraightThroughLearner(Learner):
             routing = gate.route(input)
         if noise == 0.0:
             return routing
-        return routing._replace(indices=sample_families(routing.scores, gate.num_selected, seed, noise))
+        # Larger scores are smaller noise.
+        scores = routing.scores * (1.0 + gate.steps.num_steps / _FALL).sqrt() if is_compiling else routing.scores
+        return routing._replace(indices=sample_families(scores, gate.num_selected, seed, noise))
 
     def lesson(self, step: Step) -> _Lesson:
         """The gradient of other choices."""

@@ -387,12 +387,16 @@ def test_rules_that_an_optimiser_follows_are_refused_afterwards() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
-@pytest.mark.parametrize(("batch", "num_steps"), [(8, 6), (1, 2)])
-def test_a_compiled_layer_takes_the_same_steps(batch: int, num_steps: int) -> None:
-    """Passes of one sample learn when it is their turn."""
+@pytest.mark.parametrize(("batch", "num_steps", "before"), [(8, 6, 0), (1, 2, 0), (8, 6, 15_000)])
+def test_a_compiled_layer_takes_the_same_steps(batch: int, num_steps: int, before: int) -> None:
+    """Passes of one sample learn when it is their turn; noise falls in a long training."""
     plain = make_net()
+    plain[0].gate.embedding.values.data.mul_(20.0)
+    plain[0].gate.embedding.steps.num_steps.fill_(before)
     for layer in (plain[0], plain[2]):  # a compiled pass has no counters, and so no warm-up of the noise
         layer.rule = smoe.rules.StraightThrough(warm_up=0)
+        layer._learner.counters["num_steps"] = before
+        layer.gate.steps.num_steps.fill_(before)
     twin = copy.deepcopy(plain)
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
     for net, parts in ((plain, plain), (compiled, twin)):
@@ -402,7 +406,7 @@ def test_a_compiled_layer_takes_the_same_steps(batch: int, num_steps: int) -> No
             x, y = data(step, batch)
             (net(x) - y).square().mean().backward()
             optimizer.step()
-    assert int(plain[0].gate.steps.num_steps) == num_steps
+    assert int(plain[0].gate.steps.num_steps) == before + num_steps
     assert_same(numbers(twin), numbers(plain), rtol=1e-3, atol=1e-5)
 
 
