@@ -27,7 +27,7 @@ __all__ = ["plot_routing", "save_picture"]
 Draw = Callable[[Axes, np.ndarray], str]
 
 
-class _ShownFigure(Figure):
+class _NotebookFigure(Figure):
     """A figure that a notebook shows, also where pyplot was never imported."""
 
     def _repr_png_(self) -> bytes:
@@ -95,7 +95,7 @@ def plot_routing(
         rows = {"": (routing, num_experts)}
     shapes = [tuple(choices.shape[1:]) for choices, _ in rows.values()]
     draw = None if coords is None else _read_coords(coords, shapes)
-    figure = _ShownFigure(figsize=(11.0, 0.5 + 3.6 * len(rows)), layout="constrained")
+    figure = _NotebookFigure(figsize=(11.0, 0.5 + 3.6 * len(rows)), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     parts = np.atleast_1d(np.asarray(figure.subfigures(len(rows), 1)))
     for part, (name, (choices, size)) in zip(parts, rows.items(), strict=True):

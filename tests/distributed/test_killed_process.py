@@ -85,6 +85,8 @@ def test_the_other_process_ends_and_the_run_continues_exactly(tmp_path: Path) ->
 if __name__ == "__main__":
     if "KILLED" in os.environ and os.environ["RANK"] == "0":
         # Of the calls of this function, the seventh is in the middle of the training.
-        original, calls = loop.by_first, itertools.count(1)
-        loop.by_first = lambda *given: os.kill(os.getpid(), signal.SIGKILL) if next(calls) == 7 else original(*given)
+        original, calls = loop.from_main_process, itertools.count(1)
+        loop.from_main_process = lambda *given: (
+            os.kill(os.getpid(), signal.SIGKILL) if next(calls) == 7 else original(*given)
+        )
     sys.exit(main())

@@ -133,7 +133,7 @@ def _recorded_data(path: Path) -> FitData | None:
     inputs = (fit.inputs, *fit.static)
     for name in (*inputs, fit.targets):
         files = glob(name) if "*" in name else [name]
-        if not files or not all(Path(file).exists() and RunDirectory(path).may_name(file) for file in files):
+        if not files or not all(Path(file).exists() and RunDirectory(path).allows_path(file) for file in files):
             return None
     return FitData(inputs, fit.targets, options)
 

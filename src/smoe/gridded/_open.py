@@ -309,7 +309,7 @@ def _join(named: dict[str, xr.Dataset], where: str, variables: Sequence[str] | N
                 f"{next(iter(more))} and {next(iter(fewer))} both have {min(fields & others)!r}, but {extra!r} is in "
                 "the first only: rename one of them, or name the variables to use (input_variables, --input-variables)"
             )
-    return _merge([_follow(group, where) for group in groups.values()], where)
+    return _merge([_concatenate(group, where) for group in groups.values()], where)
 
 
 def _merge(parts: Sequence[xr.Dataset], where: str) -> xr.Dataset:
@@ -350,7 +350,7 @@ def _merge(parts: Sequence[xr.Dataset], where: str) -> xr.Dataset:
 
 def _fields_alone(source: FieldSource, like: FieldSource) -> xr.Dataset:
     """The variables on the grid, those of time alone, and what maps the grid."""
-    dataset = source.dataset if source is like else _turned(source, like)
+    dataset = source.dataset if source is like else _oriented_like(source, like)
     names = [
         *source.variable_axes,
         *(each for each in series_names(dataset) if dataset[each].dims[0] == source.axes.time),
@@ -359,7 +359,7 @@ def _fields_alone(source: FieldSource, like: FieldSource) -> xr.Dataset:
     return dataset[[*names, *(name for name in mappings if name in dataset.data_vars)]]
 
 
-def _turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
+def _oriented_like(source: FieldSource, like: FieldSource) -> xr.Dataset:
     """A data set whose rows and columns have the order and the coordinates of another one of the same grid."""
     difference = like.grid.difference(source.grid)
     if difference is not None:
@@ -425,7 +425,7 @@ def _without_differing_scalars(parts: list[xr.Dataset]) -> list[xr.Dataset]:
     return [part.drop_vars(differing, errors="ignore") for part in parts]
 
 
-def _follow(named: dict[str, xr.Dataset], where: str) -> xr.Dataset:
+def _concatenate(named: dict[str, xr.Dataset], where: str) -> xr.Dataset:
     """Data sets that follow each other in time, along a dimension or with a single time each."""
     xr = import_xarray()
     if len(named) == 1:
@@ -439,8 +439,8 @@ def _follow(named: dict[str, xr.Dataset], where: str) -> xr.Dataset:
         raise DataError(
             f"{len(named)} parts of {where} have the same variables but no time: name one of them, or add their times"
         )
-    _check_following(dict(zip(named, sources, strict=True)), time)
-    parts = [like.dataset, *(_turned(source, like) for source in sources[1:])]
+    _check_concatenable(dict(zip(named, sources, strict=True)), time)
+    parts = [like.dataset, *(_oriented_like(source, like) for source in sources[1:])]
     if like.axes.time is None:
         parts = [part.expand_dims(time) for part in parts]
     try:
@@ -460,7 +460,7 @@ def _follow(named: dict[str, xr.Dataset], where: str) -> xr.Dataset:
     return joined
 
 
-def _check_following(sources: dict[str, FieldSource], time: str) -> None:
+def _check_concatenable(sources: dict[str, FieldSource], time: str) -> None:
     (first, like), *others = sources.items()
     for name, source in others:
         for ours, theirs in zip(like.channels, source.channels, strict=False):

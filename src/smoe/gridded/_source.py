@@ -304,7 +304,9 @@ def _in_order_of(fields: np.ndarray, positions: np.ndarray, num_leads: int, *, h
 
 def field_names(dataset: xr.Dataset) -> list[str]:
     """Names of the variables that may be fields: those with numbers along two dimensions at least, without bounds."""
-    return [str(name) for name, array in dataset.data_vars.items() if not _reason(array) and not _is_aside(name, array)]
+    return [
+        str(name) for name, array in dataset.data_vars.items() if not _reason(array) and not _is_bounds(name, array)
+    ]
 
 
 def _reason(array: xr.DataArray) -> str:
@@ -315,7 +317,7 @@ def _reason(array: xr.DataArray) -> str:
     return "" if array.ndim >= 2 else f"depends on {array.dims[0]} only" if array.ndim else "is a single number"
 
 
-def _is_aside(name: object, array: xr.DataArray) -> bool:
+def _is_bounds(name: object, array: xr.DataArray) -> bool:
     texts = {str(each.attrs.get("bounds", each.encoding.get("bounds"))) for each in array.coords.values()}
     lowered = str(name).lower()
     return str(name) in texts or lowered.startswith(("bounds_", "bnds_")) or lowered.endswith(("_bnds", "_bounds"))
@@ -327,7 +329,7 @@ def left_out(dataset: xr.Dataset, where: str, series: Sequence[str]) -> tuple[st
     named = [
         f"{name} ({reason})"
         for name, reason in found.items()
-        if reason and name not in series and not _is_aside(name, dataset[name])
+        if reason and name not in series and not _is_bounds(name, dataset[name])
     ]
     more = f" and {len(named) - 8} more" if len(named) > 8 else ""
     return (f"variables of {where} that are left out: {', '.join(named[:8])}{more}",) if named else ()
@@ -340,7 +342,7 @@ def series_names(dataset: xr.Dataset) -> list[str]:
         for name, array in dataset.data_vars.items()
         if array.dtype.kind == "f"
         and _is_series(dataset, str(name))
-        and not _is_aside(name, array)
+        and not _is_bounds(name, array)
         and any(each.dims == array.dims and each.dtype.kind in "MO" for each in array.coords.values())
     ]
 

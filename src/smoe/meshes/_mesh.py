@@ -110,20 +110,20 @@ def edges_of_neighbours(faces: np.ndarray) -> np.ndarray:
     return edges_of_sides(np.stack([sorted_owners[:-1][is_same], sorted_owners[1:][is_same]], axis=1))
 
 
-_WORDS = ("nside", "pixel_order", "dimension")
+_JSON_FIELDS = ("nside", "pixel_order", "dimension")
 
 
 def mesh_arrays(mesh: Mesh) -> dict[str, np.ndarray]:
     return {"mesh.coordinates": mesh.coordinates.numpy(), "mesh.edge_index": mesh.edge_index.numpy()}
 
 
-def mesh_words(mesh: Mesh) -> dict[str, Any]:
-    return {name: getattr(mesh, name) for name in _WORDS}
+def mesh_json(mesh: Mesh) -> dict[str, Any]:
+    return {name: getattr(mesh, name) for name in _JSON_FIELDS}
 
 
 def mesh_from_files(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Mesh:
     coordinates, edges = (torch.from_numpy(arrays[f"mesh.{name}"]) for name in ("coordinates", "edge_index"))
-    return Mesh(coordinates, edges, **{name: words[name] for name in _WORDS})
+    return Mesh(coordinates, edges, **{name: words[name] for name in _JSON_FIELDS})
 
 
 def fields_on(dataset: Any, dimension: str | None) -> list[str]:

@@ -18,7 +18,7 @@ from torch import nn
 from smoe._files import FileLock, LockedError, checksum, reason_not_to_write, write_atomically
 from smoe._plain import RecipeError, from_plain, to_plain
 from smoe.errors import DataError
-from smoe.meshes import mesh_arrays, mesh_from_files, mesh_words
+from smoe.meshes import mesh_arrays, mesh_from_files, mesh_json
 from smoe.regression._fitted import FOLDS, Fitted, Learned
 from smoe.regression._ladder import num_channels
 from smoe.regression._nets import count_shared_parameters, make_net, make_plain_net, wrap_own_net
@@ -92,7 +92,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "description": fitted.describe(),
         "kept": fitted.kept,
         "remarks": list(fitted.remarks()),
-        "mesh": None if fitted.mesh is None else mesh_words(fitted.mesh),
+        "mesh": None if fitted.mesh is None else mesh_json(fitted.mesh),
     }
     weights = save(tensors, {"format": "pt"})
     config = without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})

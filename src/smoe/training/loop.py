@@ -34,8 +34,8 @@ from smoe.training.task import (
     MeanLoss,
     ShuffledBatches,
     Task,
-    by_first,
     evaluate,
+    from_main_process,
     gather_process_states,
     load_batches,
     make_accelerator,
@@ -129,7 +129,7 @@ class Loop:
         with self.run.lock(), self._named_lost_processes():
             if self.accelerator.is_main_process:
                 self.run.make_folders()
-            if resume and by_first(self.accelerator, self.run.last_checkpoint.exists):
+            if resume and from_main_process(self.accelerator, self.run.last_checkpoint.exists):
                 self._restore()
             else:
                 self._save()
@@ -302,11 +302,11 @@ class Loop:
 
     def _write(self, path: Path, state: State) -> None:
         """Writes a checkpoint, whole or not at all, by process 0; all processes raise its error."""
-        by_first(self.accelerator, lambda: save_checkpoint(path, state, make_folder=False))
+        from_main_process(self.accelerator, lambda: save_checkpoint(path, state, make_folder=False))
 
     def _read(self, path: Path) -> State:
         """Reads a checkpoint by process 0: the others need not see its file system, and never see an older file."""
-        return by_first(self.accelerator, lambda: load_checkpoint(path))
+        return from_main_process(self.accelerator, lambda: load_checkpoint(path))
 
     def _save(self) -> None:
         state, scaler = self.state, self.accelerator.scaler

@@ -61,7 +61,7 @@ class RunDirectory:
         if reason is not None:
             raise RunError(f"the run directory {self.path} cannot be used: {reason}; choose another one (--output-dir)")
 
-    def may_name(self, path: Path | str) -> bool:
+    def allows_path(self, path: Path | str) -> bool:
         """Whether a path lies inside this directory or the working directory, once links are followed.
 
         The files of a run may come from others: other paths that they name are neither read nor written.

@@ -282,7 +282,7 @@ def leave_processes() -> None:
     torch.distributed.destroy_process_group()
 
 
-def by_first(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
+def from_main_process(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
     """Returns what process 0 returns, in all processes; raises its `CheckpointError` in all of them."""
     if accelerator.num_processes == 1:
         return work()

@@ -68,7 +68,7 @@ def with_data(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def outside_paths(recipe: Recipe, directory: RunDirectory) -> dict[str, Path]:
     """The paths of a recipe's data that lie outside its run and the working directory."""
     return {
-        name: path for name, path in data_paths(recipe).items() if path is not None and not directory.may_name(path)
+        name: path for name, path in data_paths(recipe).items() if path is not None and not directory.allows_path(path)
     }
 
 
@@ -81,7 +81,7 @@ def check_paths(directory: RunDirectory, outside: Mapping[str, Path]) -> None:
         )
     for parent, folders, files in os.walk(directory.path):
         for entry in (Path(parent) / name for name in (*folders, *files)):
-            if entry.is_symlink() and not directory.may_name(entry):
+            if entry.is_symlink() and not directory.allows_path(entry):
                 raise RunError(
                     f"{directory.path} holds a link that leads out of it and of the working directory, "
                     f"{str(entry.relative_to(directory.path))!r}: remove it, or work in a folder that holds both"
