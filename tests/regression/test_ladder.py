@@ -56,27 +56,74 @@ def test_a_forecast_of_months_is_as_good_as_the_process_allows() -> None:
     assert "2 harmonics of the year" in str(table)
 
 
-def test_the_damped_anomaly_is_least_squares_at_each_pixel() -> None:
+def test_the_damped_anomaly_is_least_squares_at_each_pixel_drawn_to_the_slope_of_all() -> None:
     y = seasonal()
     model = smoe.GridRegressor(net="damped", lead="1 month", **QUIET)
     model.fit(y, y, train=":2000", validation="2001:2002")
-    basis = model.fitted.ladder.design.anomalies.basis
+    ladder = model.fitted.ladder
     values = y["t2m"].values.astype(np.float64).reshape(180, -1)
-    seconds = y["time"].values.astype("datetime64[s]").astype(np.int64)
-    columns = basis(seconds)
-    num = 12 * 11
+    columns = ladder.design.anomalies.basis(y["time"].values.astype("datetime64[s]").astype(np.int64))
+    num = 131
+    time = columns[1 : num + 1]
+    fitted = values[:num] - columns[:num] @ np.linalg.lstsq(columns[:num], values[:num])[0]
+    # A little of the usual spread of all pixels, as few times tell it.
+    spread = np.hypot(fitted.std(axis=0), 6.0 / num * np.sqrt(np.mean(fitted.var(axis=0))))
+    np.testing.assert_allclose(ladder.design.anomalies.scale[0], spread, rtol=1e-4)
+    anomaly = (values - columns @ np.linalg.lstsq(columns[:num], values[:num])[0]) / spread
+    mean, scale = ladder.target_mean[0], ladder.target_scale[0]
+    truth = (values[1 : num + 1] - mean) / scale
+    inner, outer = (each - time @ np.linalg.lstsq(time, each)[0] for each in (anomaly[:num], truth))
+    slope = (inner * outer).sum() / np.square(inner).sum() / 1.001
+    penalty = num * 10.0 / (num + 23)
     expected = np.empty((12, values.shape[1]))
     for pixel in range(values.shape[1]):
-        # By Frisch and Waugh, anomalies and raw values give the same, but for the phase of the input's month.
-        climatology = columns[: num - 1] @ np.linalg.lstsq(columns[: num - 1], values[: num - 1, pixel])[0]
-        anomaly = np.append(values[: num - 1, pixel] - climatology, 0.0)
-        design = np.column_stack([columns[1:num], anomaly[: num - 1]])
-        found = np.linalg.lstsq(design, values[1:num, pixel])[0]
-        of_test = values[150:162, pixel] - columns[150:162] @ np.linalg.lstsq(
-            columns[: num - 1], values[: num - 1, pixel])[0]  # fmt: skip
-        expected[:, pixel] = np.column_stack([columns[151:163], of_test]) @ found
+        design = np.column_stack([time, anomaly[:num, pixel]])
+        gram, cross = design.T @ design, design.T @ truth[:, pixel]
+        gram[-1, -1] += penalty
+        cross[-1] += penalty * slope
+        found = np.linalg.solve(gram, cross)
+        expected[:, pixel] = np.column_stack([columns[151:163], anomaly[150:162, pixel]]) @ found
     predicted = model.predict(y.isel(time=slice(150, 162)))["t2m"].values.reshape(12, -1)
-    np.testing.assert_allclose(predicted, expected, atol=0.02)
+    np.testing.assert_allclose(predicted, expected * scale + mean, atol=0.005)
+
+
+def test_pixels_share_what_few_times_tell() -> None:
+    generator = np.random.default_rng(5)
+    y = regional(40, 8, 9)
+    # Showers: a pixel that had none so far has hardly a spread of its own.
+    showers = np.where(generator.random((40, 8, 9)) < 0.3, generator.exponential(5.0, (40, 8, 9)), 0.0)
+    y["t2m"][:] = showers + generator.random((40, 8, 9))
+    days = [str(each)[:10] for each in y["time"].values]
+    periods = {"train": f":{days[6]}", "validation": f"{days[7]}:{days[9]}", "test": f"{days[10]}:"}
+    table = smoe.GridRegressor(net="ladder", lead="1D", **QUIET).fit(y, y, **periods).score(y, y)
+    climatology = next(each for name, each in table.rmse.items() if name.startswith("climatology"))
+    assert table.value("model") < 1.05 * climatology[0] and table.value("damped anomaly") < 1.05 * climatology[0]
+
+
+def test_a_target_continues_the_input_of_its_name_where_others_share_its_standard_name() -> None:
+    y = seasonal(2)
+    y = y.assign(low=(y["t2m"] - 10.0 + seasonal(3)["t2m"] * 0.1).assign_attrs(y["t2m"].attrs))
+    table = smoe.GridRegressor(net="ladder", lead="1 month", **QUIET).fit(y, y, test="2003:").score(y, y)
+    for name in ("t2m", "low"):
+        before, after = (y[name].sel(time=slice("2003", None))[part] for part in (slice(None, -1), slice(1, None)))
+        expected = np.square(after.values - before.values).mean(axis=(1, 2)).mean() ** 0.5
+        assert table.value("persistence", name) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_trend_that_goes_on_is_passed_on_beside_weather() -> None:
+    generator = np.random.default_rng(4)
+    years = np.asarray([f"{1900 + n}-07-01" for n in range(110)], "datetime64[ns]")
+    y = regional(110, 5, 6, standard_name="air_temperature").assign_coords(time=years)
+    # Weather of the whole area is as large as twenty years of the trend, so that one input tells little of the level.
+    weather = generator.normal(0.0, 0.6, (110, 1, 1)) + generator.normal(0.0, 0.3, (110, 5, 6))
+    y["t2m"][:] = 280.0 + 0.03 * np.arange(110)[:, None, None] + weather
+    model = smoe.GridRegressor(net="ladder", lead="1 year", **QUIET)
+    table = model.fit(y, y, train=":1950", validation="1951:1959", test="1965:").score(y, y)
+    assert model.fitted.ladder.design.anomalies.basis.trend
+    # What the level of one year tells at best is beside noise of the same size: persistence has twice its square.
+    assert table.value("model") < 0.95 * table.value("persistence")
+    climatology = next(each for name, each in table.rmse.items() if name.startswith("climatology"))
+    assert table.value("model") < 0.8 * climatology[0]
 
 
 def test_what_predicts_is_about_as_good_as_any_simple_model_at_times_that_were_not_fitted(tmp_path: Path) -> None:
@@ -192,7 +239,7 @@ def test_a_block_is_predicted_by_a_fit_that_has_not_seen_it() -> None:
     np.testing.assert_allclose(first[0, 4], np.linalg.solve(gram, columns[0, rest].T @ targets[0, rest]), atol=1e-9)
     # What all pixels share does not know the block either.
     equations = [NormalEquations(columns, each, block) for each in (targets, other)]
-    one, two = (each.pooled(chosen, np.zeros(3, bool), others) for each in equations)
+    one, two = (each.pooled(chosen, np.zeros(3, bool), others, penalty) for each in equations)
     np.testing.assert_allclose(one[2], two[2], atol=1e-9)
     assert np.abs(one[1] - two[1]).max() > 0.1
 

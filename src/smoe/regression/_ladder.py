@@ -99,13 +99,15 @@ class Anomalies:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Anomalies of whole fields, less how far the level of some channels has moved; and it, `(N, C)`.
 
-        Regressions would damp a level that has moved, as under a trend. It is the mean over the area where that is
-        beyond all that is likely, drawn to zero as far as the likely range reaches (a garrote): nothing at its border,
-        nearly all far beyond it.
+        Regressions would damp a level that has moved. With a trend, which may go on or end after the times that were
+        fitted, it is the part of the mean over the area that is expected of a drift as large as the trend's beside
+        weather. Without one it is that mean where it is beyond all that is likely, drawn to zero as far as the likely
+        range reaches (a garrote): nothing at its border, nearly all far beyond it.
         """
         found = self(inputs, starts, slice(None))
         means = np.einsum("ncp,cp->nc", found, self.area)
-        moved = means * (1.0 - self._likely_part(means))
+        part = self._weather_part(starts) if self.basis.trend else self._likely_part(means)
+        moved = means * (1.0 - part)
         if channels is not None:
             moved = moved * np.isin(np.arange(moved.shape[1]), channels)
         return found - moved[:, :, None].astype(np.float32), moved
@@ -114,6 +116,15 @@ class Anomalies:
         """1 for whole fields whose levels were likely from what was seen, and less beyond, as above, `(N,)`."""
         means = np.einsum("ncp,cp->nc", self(inputs, starts, slice(None)), self.area)
         return self._likely_part(means).min(axis=1)
+
+    def _weather_part(self, starts: np.ndarray) -> np.ndarray:
+        """Share of means over the area that is weather, not where the trend may have led since the fit, `(N, C)`."""
+        line = (np.asarray(starts, np.float64) - self.basis.origin) / self.basis.scale
+        slope = (self.climatology[1] / self.scale * self.area).sum(axis=1)
+        drift = np.square((line - np.clip(line, -1.0, 1.0))[:, None] * slope)
+        # The likely range is about three standard deviations to either side.
+        weather = np.square(np.ptp(self.range, axis=0) / 6.0) + 1e-30
+        return weather / (weather + drift)
 
     def _likely_part(self, means: np.ndarray) -> np.ndarray:
         share = np.abs(np.clip(means, *self.range)) / np.maximum(np.abs(means), 1e-30)

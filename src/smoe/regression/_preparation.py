@@ -489,7 +489,8 @@ def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...]) -
                     f"{target.name} is in {target.units or '(no units)'!r} among the targets and its like among the "
                     f"inputs, {inputs[number].name}, in {inputs[number].units or '(no units)'!r}: convert one of them"
                 )
-        found.append(same[0] if same else -1)
+        # Daily minimum and maximum have one standard name: the name in the file tells them apart.
+        found.append(min(same, key=lambda number: inputs[number].variable != target.variable, default=-1))
     return np.asarray(found, np.int64)
 
 
