@@ -127,7 +127,7 @@ gpu-compile: $(READY)
 ZOO := build/zoo
 zoo: $(READY)
 	test -d $(ZOO) || $(PYTHON) -m venv $(ZOO)
-	$(BIN)/python -c "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])" \
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
 		> $$(echo $(ZOO)/lib/python*/site-packages)/base.pth
 	$(ZOO)/bin/pip install --quiet --no-deps --requirement tests/zoo/requirements.txt
 	$(ZOO)/bin/python -m pytest -m slow -p no:logging tests/zoo

@@ -167,10 +167,16 @@ def test_lightning_trains_as_a_loop_does(tmp_path: Path) -> None:
     assert all(torch.equal(value, twin.state_dict()[name]) for name, value in module.net.state_dict().items())
 
 
+class Loaded(nn.Sequential):
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        self.names = set(state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_plain_checkpoint(bias: bool) -> None:
     shared = nn.Conv2d(8, 8, 3, padding=1)
-    net = nn.Sequential(
+    net = Loaded(
         nn.Conv2d(3, 8, 3, padding=1, bias=bias),
         nn.BatchNorm2d(8),
         nn.Sequential(shared, weight_norm(nn.Conv2d(8, 8, 3, padding=1)), shared),
@@ -182,7 +188,7 @@ def test_a_plain_checkpoint(bias: bool) -> None:
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(torch.randn_like(parameter))
-    loaded = smoe.convert(net, example_input=X, linear=True).eval()
+    loaded = cast(Loaded, smoe.convert(net, example_input=X, linear=True).eval())
     gates = {name: value.clone() for name, value in loaded.state_dict().items() if ".gate." in name}
     with pytest.raises(RuntimeError, match=r"that of a plain layer: load it before smoe\.convert, or") as refused:
         loaded.load_state_dict(other.state_dict())
@@ -191,6 +197,7 @@ def test_a_plain_checkpoint(bias: bool) -> None:
     with pytest.raises(ValueError, match=r"gate.order_code is that of a converted network: load it by converted"):
         smoe.nn.load_plain_state_dict(loaded, loaded.state_dict())
     smoe.nn.load_plain_state_dict(loaded, other.state_dict())
+    assert loaded.names == set(loaded.state_dict())  # loaders of some networks refuse any other name
     torch.testing.assert_close(loaded(X), other(X), rtol=1e-4, atol=1e-4)
     assert all(torch.equal(value, gates[name]) for name, value in loaded.state_dict().items() if name in gates)
     with pytest.raises(ValueError, match=r"load the plain network before smoe\.convert"):

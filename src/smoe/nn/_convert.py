@@ -212,7 +212,7 @@ def load_plain_state_dict(converted: nn.Module, state_dict: Mapping[str, torch.T
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"state_dict must be that of a network, got {state_dict!r}: give torch.load(path)")
-    state = dict(state_dict)
+    state, whole = dict(state_dict), converted.state_dict()
     for name, layer in converted.named_modules(remove_duplicate=False):
         if not isinstance(layer, RoutedLayer):
             continue
@@ -224,14 +224,14 @@ def load_plain_state_dict(converted: nn.Module, state_dict: Mapping[str, torch.T
             )
         prefix = f"{name}." if name else ""
         num_candidates = gate.num_experts // gate.num_selected
-        for key, own in layer.state_dict().items():
+        for key in (key.removeprefix(prefix) for key in whole if key.startswith(prefix)):
             is_filter = key == "weight" or key.startswith("parametrizations.weight.")
             if not is_filter and key != "bias":
                 if f"{prefix}{key}" in state_dict:
                     raise ValueError(
                         f"{prefix}{key} is that of a converted network: load it by converted.load_state_dict(...)"
                     )
-                state[f"{prefix}{key}"] = own
+                state[f"{prefix}{key}"] = whole[f"{prefix}{key}"]
                 continue
             plain = state.get(f"{prefix}{key}")
             if plain is None or (key == "bias" and layer._bias_owner != "expert"):
