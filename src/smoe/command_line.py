@@ -37,17 +37,28 @@ def parse(target: type[T], args: Sequence[str], *, prog: str, default: T | None 
     """
     import tyro
 
-    options: dict[str, Any] = {} if default is None else {"default": default}
-    message = io.StringIO()
+    # A recipe's model has the class it has by name; its flags are those of that class.
+    options: dict[str, Any] = {"prog": prog, "config": (tyro.conf.AvoidSubcommands,), "registry": _registry()}
+    options |= {} if default is None else {"default": default}
+    message, help = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
-            # A recipe's model has the class it has by name; its flags are those of that class.
-            config = (tyro.conf.AvoidSubcommands,)
-            return tyro.cli(target, args=list(args), prog=prog, config=config, registry=_registry(), **options)
+            return tyro.cli(target, args=list(args), **options)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(f"{_one_line(message.getvalue())} (see {prog} --help)") from None
+    # A flag with a typo is the mistake, whatever else is missing for it.
+    with contextlib.redirect_stdout(help), contextlib.suppress(SystemExit):
+        tyro.cli(target, args=["--help"], **options)
+    known = set(re.findall(r"--[a-z][\w.-]*", help.getvalue()))
+    flags = (arg.partition("=")[0] for arg in args if re.match("--[a-z]", arg))
+    unknown = next((flag for flag in flags if flag.replace("_", "-") not in known), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, known, n=1)
+        text = f"Unrecognized options: {unknown}{f'; did you mean {near[0]}?' if near else ''}"
+    else:
+        text = _one_line(message.getvalue())
+    raise UsageError(f"{text} (see {prog} --help)")
 
 
 def _registry() -> Any:
@@ -88,15 +99,6 @@ def _one_line(message: str) -> str:
     if not parts:
         return " ".join(plain.split())
     text = parts[0].rstrip(".")
-    rest = " ".join(parts[1:])
-    similar = re.search(r"Perhaps you meant: (--\S+)", rest)
-    if similar:
-        return f"{text}; did you mean {similar[1]}?"
-    # A required flag with a typo is both missing and unknown; the second message names the mistake.
-    unknown = re.search(r"Unrecognized options: (--[^\s=]+)", rest)
-    meant = difflib.get_close_matches(unknown[1], re.findall(r"--[\w.-]+", text), n=1) if unknown else []
-    if unknown and meant:
-        return f"Unrecognized options: {unknown[1]}; did you mean {meant[0]}?"
     choice = re.search(r"invalid choice '(.*?)' for .* Expected one of \((.*)\)", text)
     near = difflib.get_close_matches(choice[1], re.findall(r"'(.*?)'", choice[2]), n=1) if choice else []
     return f"{text}; did you mean {near[0]}?" if near else text

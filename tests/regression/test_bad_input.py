@@ -216,6 +216,7 @@ def test_outputs_that_exist_or_cannot_be_written(run: Path, tmp_path: Path, caps
     assert "cannot be written" in complaint("fit", new, str(run / "y.nc"), "-o", "/proc/smoe", *FLAGS)
     assert "not a folder of a fitted model" in complaint("predict", str(tmp_path), new, "-o", str(tmp_path / "b.nc"))
     assert "did you mean --lead?" in complaint("fit", new, new, "-o", str(tmp_path / "r"), "--led", "1D")
+    assert "--led; did you mean --lead?" in complaint("fit", "--led", "1D", new, new)
     folder = tmp_path / "readonly"
     folder.mkdir(mode=0o500)
     if not os.access(folder, os.W_OK):

@@ -43,7 +43,7 @@ def test_writes_a_page_and_names_it(run: Path, tmp_path: Path, capsys: pytest.Ca
         ([], "smoe: error: give a run directory (see smoe report --help)\n"),
         (["-o", "{out}"], "smoe: error: give a run directory (see smoe report --help)\n"),
         (["{run}", "{run}/."], "smoe: error: name the file of a report of several runs: -o report.html\n"),
-        (["{run}", "--spilt", "test"], "smoe: error: Unrecognized options: --spilt, test; did you mean --split?"),
+        (["{run}", "--spilt", "test"], "smoe: error: Unrecognized options: --spilt; did you mean --split?"),
         (["{run}", "--data.inputs", "x.nc"], "smoe: error: give --data.inputs and --data.targets together\n"),
     ],
 )
