@@ -326,7 +326,10 @@ def test_a_converted_network_is_loaded_in_two_lines(net: Net, tmp_path: Path) ->
     torch.save(trained.state_dict(), tmp_path / "net.pt")
     loaded = smoe.convert(Net(), example_input=X)
     loaded.load_state_dict(torch.load(tmp_path / "net.pt"))
-    assert torch.equal(loaded.eval()(X), trained.eval()(X))
+    with torch.device("meta"):
+        empty = smoe.convert(Net(), example_input=X.to("meta"))
+    empty.load_state_dict(torch.load(tmp_path / "net.pt"), assign=True)
+    assert torch.equal(loaded.eval()(X), trained.eval()(X)) and torch.equal(empty.eval()(X), trained(X))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])

@@ -103,8 +103,8 @@ def conv_arguments(conv: _ConvNd | GridConv2d) -> dict[str, Any]:
 @torch.no_grad()
 def fill_families(layer: FilterBank, filters: torch.Tensor, bias: torch.Tensor | None) -> None:
     """Gives the candidates of each output channel its filter, of filters `(O, ...)`, and its bias."""
-    sizes = torch.tensor(family_sizes(layer.gate.num_experts, layer.gate.num_selected))
-    family = torch.arange(len(sizes)).repeat_interleave(sizes).to(filters.device)
+    sizes = torch.tensor(family_sizes(layer.gate.num_experts, layer.gate.num_selected), device="cpu")
+    family = torch.arange(len(sizes), device="cpu").repeat_interleave(sizes).to(filters.device)
     layer.weight.copy_(filters[family])
     if layer.bias is not None and bias is not None:
         layer.bias.copy_(bias[family] if layer._bias_owner == "expert" else bias)

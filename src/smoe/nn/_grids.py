@@ -218,7 +218,7 @@ def _resize(layer: Any, grid: tuple[int, ...], name: str, places: _Places | None
     if not is_moved:
         raise ValueError(
             f"the {type(gate).__name__} of {name} was made for the grid {old_grid} and cannot be "
-            f"taken to {grid}: its scores are no field"
+            f"taken to {grid}: its scores are no field; a frozen network is taken there before smoe.freeze"
         )
     if isinstance(layer, HEALPixMoE):
         layer._note_nside(grid[-1])

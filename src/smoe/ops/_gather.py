@@ -31,7 +31,7 @@ def gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_channels
     if indices.shape[0] not in (1, batch):
         raise ValueError(f"the routing is for {indices.shape[0]} samples but the experts' output has {batch}")
     channels = fold_channels(indices.long(), expert_channels).expand(batch, -1, -1)
-    if has_transforms():
+    if has_transforms() or torch._C._get_tracing_state() is not None:  # a trace could not be saved
         return outputs.flatten(2).gather(1, channels).unflatten(2, grid)
     return _Gather.apply(outputs.flatten(2), channels).unflatten(2, grid)  # type: ignore[union-attr]
 
