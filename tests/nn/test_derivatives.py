@@ -82,7 +82,7 @@ def case(request) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
     make, inputs = LAYERS[request.param]
     layer = make()
-    numbers = layer.gate.numbers() if isinstance(layer, smoe.nn.RoutedLayer) else []
+    numbers = layer.gate._learned_numbers() if isinstance(layer, smoe.nn.RoutedLayer) else []
     with torch.no_grad():
         for parameter in (*layer.parameters(), *numbers):
             parameter.add_(0.3 * torch.randn_like(parameter))

@@ -31,7 +31,7 @@ def make(name: str, value: float) -> smoe.SpatialMoE2d:
     gate = GATES[name]()
     layer = smoe.SpatialMoE2d.from_experts(3, gate.num_experts, gate.num_selected, gate=gate).eval()
     with torch.no_grad():
-        values = next(each for each in (*gate.parameters(), *gate.numbers()) if each.shape[1:] == GRID)
+        values = next(each for each in (*gate.parameters(), *gate._learned_numbers()) if each.shape[1:] == GRID)
         values[1, 1, 2] = value
     return layer
 
@@ -60,7 +60,7 @@ def test_a_draw_in_bands_marks_the_pixel_where_the_device_cannot_raise(monkeypat
     monkeypatch.setattr(banded, "refuses_nonfinite", lambda device: False)
     monkeypatch.setattr("smoe.ops._routing.refuse_nonfinite", lambda scores: None)
     layer, input = make("factorised", torch.nan), torch.randn(2, 3, *GRID)
-    assert len(layer.gate.bands(24)) > 1
+    assert len(layer.gate._bands(24)) > 1
     is_marked = layer(input).isnan()
     assert is_marked[:, :, 1, 2].all()
     assert is_marked.sum() == is_marked[:, :, 1, 2].numel()

@@ -31,38 +31,25 @@ class Fit:
       smoe fit inputs.zarr targets.nc --train 1979:2015 --validate 2016 --test 2017:2018 -o runs/mine
       smoe fit forecasts.nc analyses.nc --net layer --objective gaussian -o runs/corrected
       smoe fit "sst_*.nc" "sst_*.nc" --lead "1 month" --static coast.nc -o runs/sst
-
-    Attributes:
-        inputs: Inputs.
-        targets: Targets.
-        output: Folder of the model.
-        static: Further files of inputs, such as fields that do not depend on time.
-        train: Period to learn from; what the others leave if not given.
-        validate: Period that decides when to stop; the last part of the times if not given.
-        test: Period to score at the end; the validation period, which the model has seen, if not given.
-        input_variables: Variables of the inputs to use; all if not given.
-        target_variables: Variables of the targets to predict; all if not given.
-        open: Arguments of `xarray.open_dataset` for the files, as KEY=VALUE, such as `group=forecast` or
-            `filter_by_keys={"typeOfLevel": "surface"}` for GRIB.
-        folds: Score all times first, in so many blocks, each by a model that was fitted without it; 0: do not.
-        resume: Continue a fit that was stopped.
-        json: Print the scores as one line of JSON, for scripts.
-        options: Options of the model.
     """
 
-    inputs: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INPUTS")]
-    targets: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TARGETS")]
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
-    static: tuple[str, ...] = ()
-    train: str | None = None
-    validate: str | None = None
+    inputs: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INPUTS")]  # Inputs.
+    targets: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TARGETS")]  # Targets.
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]  # Folder of the model.
+    static: tuple[str, ...] = ()  # Further files of inputs, such as fields that do not depend on time.
+    train: str | None = None  # Period to learn from; what the others leave if not given.
+    validate: str | None = None  # Period that decides when to stop; the last part of the times if not given.
+    # Period to score at the end; the validation period, which the model has seen, if not given.
     test: str | None = None
-    input_variables: tuple[str, ...] = ()
-    target_variables: tuple[str, ...] = ()
+    input_variables: tuple[str, ...] = ()  # Variables of the inputs to use; all if not given.
+    target_variables: tuple[str, ...] = ()  # Variables of the targets to predict; all if not given.
+    # Arguments of `xarray.open_dataset` for the files, as KEY=VALUE, such as `group=forecast` or
+    # `filter_by_keys={"typeOfLevel": "surface"}` for GRIB.
     open: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
-    folds: int = 0
-    resume: bool = False
-    json: bool = False
+    folds: int = 0  # Score all times first, in so many blocks, each by a model that was fitted without it; 0: do not.
+    resume: bool = False  # Continue a fit that was stopped.
+    json: bool = False  # Print the scores as one line of JSON, for scripts.
+    # Options of the model.
     options: Annotated[RegressorOptions, tyro.conf.arg(name="")] = field(default_factory=RegressorOptions)
 
 
@@ -152,20 +139,16 @@ class Predict:
     Commands to copy:
       smoe predict runs/mine new.nc -o predicted.nc
       smoe predict runs/mine "new_*.nc" -o predicted.zarr
-
-    Attributes:
-        model: Folder that `smoe fit` wrote, or `GridRegressor.save`.
-        inputs: New inputs: variables, units and grid must be those of the fit.
-        output: File that ends with .nc, or folder that ends with .zarr.
-        open: Arguments of `xarray.open_dataset` for the files, as KEY=VALUE.
-        overwrite: Replace an output that exists.
     """
 
+    # Folder that `smoe fit` wrote, or `GridRegressor.save`.
     model: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="MODEL")]
+    # New inputs: variables, units and grid must be those of the fit.
     inputs: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INPUTS")]
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]  # File that ends with .nc, or folder that ends with .zarr.
+    # Arguments of `xarray.open_dataset` for the files, as KEY=VALUE.
     open: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
-    overwrite: bool = False
+    overwrite: bool = False  # Replace an output that exists.
 
 
 def run_predict(args: list[str]) -> int:

@@ -20,17 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FitPlaces:
-    """Where the data of a fit are, if they are not where it found them.
+    """Where the data of a fit are, if they are not where it found them."""
 
-    Attributes:
-        inputs: Inputs: files, in the order of the fit.
-        targets: Targets.
-        open: Arguments of `xarray.open_dataset` for the files, as KEY=VALUE.
-    """
-
-    inputs: tuple[str, ...] = ()
-    targets: str | None = None
-    open: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()  # Inputs: files, in the order of the fit.
+    targets: str | None = None  # Targets.
+    open: tuple[str, ...] = ()  # Arguments of `xarray.open_dataset` for the files, as KEY=VALUE.
 
 
 @dataclass(frozen=True)
@@ -43,17 +37,14 @@ class Report:
     Commands to copy:
       smoe report runs/mine --data.inputs inputs.nc --data.targets targets.nc -o mine.html
       smoe report runs/mine runs/other -o comparison.html
-
-    Attributes:
-        runs: Models that smoe fit made.
-        output: File to write; report.html in the directory of a single run if not given.
-        without_data: Read no samples: no error maps.
-        data: Places of data that were moved, or lie outside the run and the working directory.
     """
 
+    # Models that smoe fit made.
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
+    # File to write; report.html in the directory of a single run if not given.
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    without_data: bool = False
+    without_data: bool = False  # Read no samples: no error maps.
+    # Places of data that were moved, or lie outside the run and the working directory.
     data: FitPlaces = field(default_factory=FitPlaces)
 
 

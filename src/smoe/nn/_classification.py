@@ -20,7 +20,7 @@ class EndToEndLearner(Learner):
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the selected scores receive the error."""
         layer, routing = step.layer, step.routing
-        layer.gate.refuse_own_steps(self.rule)
+        layer.gate._refuse_own_steps(self.rule)
         selected = step.select(routing.indices)
         outputs = selected.detach() if layer._weighted else None
         return _EndToEnd.apply(
@@ -69,7 +69,7 @@ class FrozenLearner(Learner):
         """What the gate decides, without scores if nobody needs them."""
         gate = layer.gate
         needs_scores = layer._needs_scores or any(parameter.requires_grad for parameter in gate.parameters())
-        return gate.route(input) if needs_scores else gate.decide(input)
+        return gate.route(input) if needs_scores else gate._decide(input)
 
     def lesson(self, step: Step) -> _FrozenLesson:
         # Damping counts them by itself.
@@ -108,7 +108,7 @@ class RoutingClassificationLearner(Learner):
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the gate learns and the experts receive the damped error."""
         layer = step.layer
-        layer.gate.refuse_own_steps(self.rule)
+        layer.gate._refuse_own_steps(self.rule)
         selected = step.select(step.routing.indices)
         output, damping = step.weighed(selected), layer._active_damping
         if layer._weighted:

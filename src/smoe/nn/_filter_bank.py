@@ -566,7 +566,7 @@ class FilterBank(RoutedLayer):
         gradients, by_embedding = {id(gate.keys): by_keys}, by_embedding.view_as(embedding)
         if embedding.is_leaf:
             return {**gradients, id(embedding): by_embedding}, is_finite
-        numbers = [values for values in gate.numbers() if values is not gate.keys]
+        numbers = [values for values in gate._learned_numbers() if values is not gate.keys]
         found = torch.autograd.grad(embedding, numbers, by_embedding.to(embedding.dtype))
         return {**gradients, **{id(values): each for values, each in zip(numbers, found, strict=True)}}, is_finite
 

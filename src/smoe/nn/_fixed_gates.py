@@ -120,7 +120,7 @@ class DecidedGate(SpatialGate):
         scores = torch.zeros(self.num_experts, self.indices.shape[2], device=self.indices.device)
         return scores.scatter_(0, self.indices[0].long(), 1.0).unflatten(1, self._grid)
 
-    def decide(self, input: torch.Tensor | None) -> Routing:
+    def _decide(self, input: torch.Tensor | None) -> Routing:
         return self.route(input)
 
     def _bounds(self) -> torch.Tensor:

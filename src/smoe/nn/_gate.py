@@ -76,7 +76,7 @@ class SpatialGate(SelfOptimizing, ABC):
             input: Input of the layer; None only if the gate does not look at it.
         """
 
-    def scores_of(self, experts: slice) -> torch.Tensor:
+    def _scores_of(self, experts: slice) -> torch.Tensor:
         """Scores `(X', P)` of consecutive experts, of a gate that does not look at its input."""
         return self.raw_scores(None).flatten(1)[experts]
 
@@ -101,20 +101,20 @@ class SpatialGate(SelfOptimizing, ABC):
         unranked = None if refuses_nonfinite(scores.device) else nan_where_nonfinite(scores)
         return Routing(indices, scores, unranked)
 
-    def decide(self, input: torch.Tensor | None) -> Routing:
+    def _decide(self, input: torch.Tensor | None) -> Routing:
         """The same for a pass that needs no scores, which may be empty."""
-        return self.draw_again(None, 0.0) if self.can_draw else self.route(input)
+        return self._draw_again(None, 0.0) if self._can_draw else self.route(input)
 
     @property
-    def can_draw(self) -> bool:
+    def _can_draw(self) -> bool:
         """Whether the scores alone decide, family by family."""
         return self.order == "families" and not self.looks_at_input
 
-    def draw_again(self, seed: torch.Tensor | None, noise: float) -> Routing:
-        """Selects as `draw`; a gate may keep the selection and return it until something changes."""
-        return self.draw(seed, noise)
+    def _draw_again(self, seed: torch.Tensor | None, noise: float) -> Routing:
+        """Selects as `_draw`; a gate may keep the selection and return it until something changes."""
+        return self._draw(seed, noise)
 
-    def draw(self, seed: torch.Tensor | None, noise: float) -> Routing:
+    def _draw(self, seed: torch.Tensor | None, noise: float) -> Routing:
         """Selects an expert of each family by the scores with noise, without storing all scores.
 
         Args:
@@ -127,10 +127,10 @@ class SpatialGate(SelfOptimizing, ABC):
         chosen: list[torch.Tensor] = []
         unranked: torch.Tensor | None = None
         scores = torch.empty(0)
-        for families in self.bands(None if self.spatial_shape is None else torch.Size(self.spatial_shape).numel()):
+        for families in self._bands(None if self.spatial_shape is None else torch.Size(self.spatial_shape).numel()):
             experts = experts_of(self.num_experts, self.num_selected, families)
             # Detached, and not under `no_grad`: after an error, an exported program would leave gradients switched off.
-            scores = self.ranked_scores(experts).detach()[None]
+            scores = self._ranked_scores(experts).detach()[None]
             num_families = families.stop - families.start
             if seed is None:
                 best = top_experts(scores, num_families, "families")
@@ -143,7 +143,7 @@ class SpatialGate(SelfOptimizing, ABC):
         indices = chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=1)
         return Routing(indices, scores[:, :0], unranked)
 
-    def bands(self, num_pixels: int | None) -> list[slice]:
+    def _bands(self, num_pixels: int | None) -> list[slice]:
         """The families in parts that have few enough scores; at least a family is in each."""
         E = self.num_selected
         # A compiled pass stores all scores: its compiler decides what is kept.
@@ -152,9 +152,9 @@ class SpatialGate(SelfOptimizing, ABC):
         per_band = max(1, _MAX_SCORES // max(1, -(-self.num_experts // E) * num_pixels))
         return [slice(first, min(E, first + per_band)) for first in range(0, E, per_band)]
 
-    def ranked_scores(self, experts: slice) -> torch.Tensor:
+    def _ranked_scores(self, experts: slice) -> torch.Tensor:
         """Scores `(X', P)` that are ranked, in at least float32."""
-        scores = self.scores_of(experts)
+        scores = self._scores_of(experts)
         # Half precision would make ties of distinct scores.
         return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
@@ -177,7 +177,7 @@ class SpatialGate(SelfOptimizing, ABC):
 
     # What the layers that share the gate do with it.
 
-    def join(self, layer: RoutedLayer, learner: Learner) -> None:
+    def _join(self, layer: RoutedLayer, learner: Learner) -> None:
         """Records that a learner of a layer works on the gate, in place of the layer's last one.
 
         While no learner trains the gate by gradients, its parameters do not require any, so that no optimiser changes
@@ -188,7 +188,7 @@ class SpatialGate(SelfOptimizing, ABC):
             ValueError: If the rule does not go together with what the gate has become, or with that of another layer.
         """
         if learner.trains_alone:
-            self.learn_alone(layer)
+            self._learn_alone(layer)
         elif self.steps is not None and learner.trains_scores and not isinstance(learner.rule, Frozen):
             raise ValueError(
                 f"the gate learns beside the optimiser, by straight_through, and the rule {learner.rule} needs scores "
@@ -197,7 +197,7 @@ class SpatialGate(SelfOptimizing, ABC):
         self._learners[layer] = learner
         self._settle()
 
-    def leave(self, layer: RoutedLayer) -> None:
+    def _leave(self, layer: RoutedLayer) -> None:
         """Records that a layer uses the gate no more."""
         self._learners.pop(layer, None)
         self._layers.discard(layer)
@@ -218,11 +218,11 @@ class SpatialGate(SelfOptimizing, ABC):
                 self.get_parameter(name).requires_grad_(True)
             self._held = []
 
-    def after_step(self, *, is_taken: bool) -> None:
+    def _after_step(self, *, is_taken: bool) -> None:
         for layer, learner in list(self._learners.items()):
             learner.after_step(layer, is_taken=is_taken)
 
-    def refuse_own_steps(self, rule: Rule) -> None:
+    def _refuse_own_steps(self, rule: Rule) -> None:
         """Raises a ValueError if the gate learns beside the optimiser, by the rule of another layer."""
         if self.steps is not None:
             raise ValueError(

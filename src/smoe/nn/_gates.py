@@ -79,7 +79,7 @@ class TensorGate(_GridGate):
         dtype: Dtype of the scores.
     """
 
-    step_size = 0.1
+    _step_size = 0.1
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class PixelEmbedding(SelfOptimizing):
         dtype: Dtype of the numbers.
     """
 
-    longest = 0.6
+    _longest = 0.6
 
     def __init__(
         self,
@@ -206,8 +206,8 @@ class FactorisedGate(_GridGate):
         dtype: Dtype of the parameters.
     """
 
-    longest = 1.0
-    vector_axis = 1
+    _longest = 1.0
+    _vector_axis = 1
 
     def __init__(
         self,
@@ -267,22 +267,22 @@ class FactorisedGate(_GridGate):
     def reset_keys(self) -> None:
         nn.init.normal_(self.keys, std=1.0 / math.sqrt(self.keys.shape[1]))
 
-    def scores_of(self, experts: slice) -> torch.Tensor:
+    def _scores_of(self, experts: slice) -> torch.Tensor:
         return (self.scale * self.keys[experts]) @ self.embedding().to(self.keys.dtype).flatten(1)
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         del input
-        return self.scores_of(slice(None)).unflatten(1, self.spatial_shape)
+        return self._scores_of(slice(None)).unflatten(1, self.spatial_shape)
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_kept": None}
 
-    def draw_again(self, seed: torch.Tensor | None, noise: float) -> Routing:
+    def _draw_again(self, seed: torch.Tensor | None, noise: float) -> Routing:
         """As its base says: on a CPU a selection is kept, and returned as long as all that decides it is equal."""
         numbers = (self.keys, self.embedding())
         is_plain = all(type(each) in (torch.Tensor, nn.Parameter) and each.is_cpu for each in numbers)
         if not is_plain or is_observed():
-            return self.draw(seed, noise)
+            return self._draw(seed, noise)
         kept, options = self._kept, (self.scale, None if seed is None else int(seed), noise)
         if (
             kept is not None
@@ -292,16 +292,16 @@ class FactorisedGate(_GridGate):
             and (torch.is_inference_mode_enabled() or not kept.routing.indices.is_inference())
         ):
             return kept.routing
-        routing = self.draw(seed, noise)
+        routing = self._draw(seed, noise)
         copies = tuple(each.detach().clone() for each in numbers)
         self._kept = None if routing.unranked is not None else _Decision(options, copies, routing)
         return routing
 
-    def draw(self, seed: torch.Tensor | None, noise: float) -> Routing:
+    def _draw(self, seed: torch.Tensor | None, noise: float) -> Routing:
         """Selects an expert of each family by the scores with noise, by one kernel where there is one."""
         keys = self.keys.detach()
         if keys.device.type != "cpu" or keys.dtype != torch.float32 or not has_library():
-            return super().draw(seed, noise)
+            return super()._draw(seed, noise)
         keys, embedding = self.scale * keys, self.embedding().detach().flatten(1)
         seed = keys.new_zeros((), dtype=torch.int64) if seed is None else seed
         indices = sample_factorised(keys, embedding, self.num_selected, seed, noise)

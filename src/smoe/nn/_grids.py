@@ -257,12 +257,12 @@ def _move_choices(
         else:
             numbers = _checked(embedding.values, name).flatten(1)
             taken = numbers[:, choose(numbers)].unflatten(1, grid)
-            embedding.replace_numbers("values", taken.to(embedding.values.dtype))
+            embedding._replace_numbers("values", taken.to(embedding.values.dtype))
     elif isinstance(gate, (TensorGate, FixedGate)):
         scores = _checked(gate.scores, name).flatten(1)
         taken = scores[:, choose(scores - scores.mean(dim=0))].unflatten(1, grid).to(gate.scores.dtype)
         if isinstance(gate, TensorGate):
-            gate.replace_numbers("scores", taken)
+            gate._replace_numbers("scores", taken)
         else:
             gate.scores = taken
     return isinstance(gate, (FactorisedGate, TensorGate, FixedGate))

@@ -137,14 +137,14 @@ class SelfOptimizing(SharedModule):
     Modules of this class inside it look after their own numbers.
     """
 
-    step_size: float = 1e-2
+    _step_size: float = 1e-2
     """Change of a number in one step."""
 
-    longest: float = math.inf
+    _longest: float = math.inf
     """Length of the longest vector of numbers: scores that are their products cannot lead by so much that the others
     have no gradient, and a wrong choice would stay."""
 
-    vector_axis: int = 0
+    _vector_axis: int = 0
     """Axis of such vectors."""
 
     steps: AdamSteps | None
@@ -166,7 +166,7 @@ class SelfOptimizing(SharedModule):
         self._versions: weakref.WeakKeyDictionary[RoutedLayer, int] = weakref.WeakKeyDictionary()
         self.register_load_state_dict_post_hook(_follow_loading)
 
-    def learn_alone(self, layer: RoutedLayer) -> None:
+    def _learn_alone(self, layer: RoutedLayer) -> None:
         """Makes buffers of the parameters, which take their own steps when an optimiser steps that holds the layer's.
 
         Args:
@@ -193,7 +193,7 @@ class SelfOptimizing(SharedModule):
             self._learns = self._learns and parameter.requires_grad
             parameter.grad = None
         self._require_gradients()
-        self.steps = AdamSteps(self._own_numbers(), self.longest, self.vector_axis)
+        self.steps = AdamSteps(self._own_numbers(), self._longest, self._vector_axis)
         self._register()
 
     def _register(self) -> None:
@@ -209,7 +209,7 @@ class SelfOptimizing(SharedModule):
         """The tensors that this module itself looks after."""
         return [getattr(module, name) for module, name in self._numbers]
 
-    def numbers(self) -> list[torch.Tensor]:
+    def _learned_numbers(self) -> list[torch.Tensor]:
         """The tensors that take their own steps, those of modules inside too."""
         found: list[torch.Tensor] = []
         for module, name in self._all_numbers:
@@ -223,14 +223,14 @@ class SelfOptimizing(SharedModule):
         for module, name in self._numbers:
             module._buffers[name] = getattr(module, name).detach().requires_grad_(self._learns)
 
-    def replace_numbers(self, name: str, values: torch.Tensor) -> None:
+    def _replace_numbers(self, name: str, values: torch.Tensor) -> None:
         """Gives a number tensor, parameter or buffer, other values and perhaps another shape, and resets its steps."""
         if (self, name) not in self._numbers:
             setattr(self, name, nn.Parameter(values, getattr(self, name).requires_grad))
             return
         self._buffers[name] = values.detach()
         self._require_gradients()
-        self.steps = AdamSteps(self._own_numbers(), self.longest, self.vector_axis)
+        self.steps = AdamSteps(self._own_numbers(), self._longest, self._vector_axis)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Whether the module learns, by its own steps or by gradients."""
@@ -240,12 +240,12 @@ class SelfOptimizing(SharedModule):
             child._require_gradients()
         return self
 
-    def note_pass(self, layer: RoutedLayer, trained: nn.Parameter | None) -> None:
+    def _note_pass(self, layer: RoutedLayer, trained: nn.Parameter | None) -> None:
         """Called in a backward pass of a layer, with its `_trained_parameter`."""
         for child in self._optimizing:
             child._versions[layer] = -1 if trained is None else trained._version
 
-    def begin_pass(self) -> None:
+    def _begin_pass(self) -> None:
         """Forgets gradients that the user has dropped, and takes the step that follows an update by hand."""
         for module, name in self._all_numbers:
             if getattr(module, name).grad is not None:
@@ -259,7 +259,7 @@ class SelfOptimizing(SharedModule):
                 continue
             if not child._is_led and child._is_updated():
                 _take_steps([child])
-                child.after_step(is_taken=True)
+                child._after_step(is_taken=True)
             elif all(map(_has_no_gradient, child._layers)):
                 child._forget()
 
@@ -273,7 +273,7 @@ class SelfOptimizing(SharedModule):
         for values in self._own_numbers():
             values.grad = None
 
-    def after_step(self, *, is_taken: bool) -> None:
+    def _after_step(self, *, is_taken: bool) -> None:
         """Called after each step of an optimiser that holds parameters of the layers.
 
         Args:
@@ -399,7 +399,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) 
     is_due = [module._may_learn() if has_process_group() else module._has_gradient() for module in modules]
     _take_steps([module for module, is_taken in zip(modules, is_due, strict=True) if is_taken])
     for module, is_taken in zip(modules, is_due, strict=True):
-        module.after_step(is_taken=is_taken)
+        module._after_step(is_taken=is_taken)
 
 
 def _has_no_gradient(layer: RoutedLayer) -> bool:
@@ -413,7 +413,7 @@ def _take_steps(modules: list[SelfOptimizing]) -> None:
     if not has_process_group():
         for module in modules:
             assert module.steps is not None
-            module.steps.take(module._own_numbers(), module._step_factor * module.step_size)
+            module.steps.take(module._own_numbers(), module._step_factor * module._step_size)
             module._forget()
         return
     if not modules:
@@ -433,5 +433,5 @@ def _take_steps(modules: list[SelfOptimizing]) -> None:
         numbers = module._own_numbers()
         for values in numbers:
             values.grad = next(found).view_as(values).to(values.dtype)
-        module.steps.take(numbers, module._step_factor * module.step_size, is_due)
+        module.steps.take(numbers, module._step_factor * module._step_size, is_due)
         module._forget()

@@ -21,7 +21,7 @@ class _PlaceNet(SelfOptimizing):
     """Sines and cosines of coordinates, and static fields, as they are and through a hidden layer; takes own steps."""
 
     # A weight acts on all pixels, so it steps by less than a number that acts on one.
-    step_size = 1e-3
+    _step_size = 1e-3
 
     def __init__(self, num_coordinates: int, num_fields: int, num_octaves: int, hidden: int, rank: int) -> None:
         super().__init__()
@@ -165,6 +165,6 @@ class CoordinateEmbedding(PixelEmbedding):
     def _take(self, places: torch.Tensor, values: torch.Tensor) -> None:
         self.places = places
         if self.has_table:
-            self.replace_numbers("values", values)
+            self._replace_numbers("values", values)
         else:
             self.values = values

@@ -106,7 +106,7 @@ class RoutedLayer(nn.Module, ABC):
         self._damping = resolve_damping(damping)
         self._learner: Learner = make_learner(rule, self)
         self._settle_damping()
-        gate.join(self, self._learner)
+        gate._join(self, self._learner)
         save_once(self, "gate")
         self.register_load_state_dict_post_hook(_follow_loading)
 
@@ -128,7 +128,7 @@ class RoutedLayer(nn.Module, ABC):
         # The new learner first: if it refuses the layer, the old one goes on with all it has learned.
         new = make_learner(rule, self)
         new.continue_from(self._learner)
-        self.gate.join(self, new)
+        self.gate._join(self, new)
         self._learner = new.train(self.training)
         self._settle_damping()
 
@@ -161,10 +161,10 @@ class RoutedLayer(nn.Module, ABC):
         old, new = ({name: getattr(each, name) for name in numbers} for each in (self.gate, gate))
         if old != new:
             raise ValueError(f"the new gate has {new}, but the layer needs {old}")
-        self.gate.leave(self)
+        self.gate._leave(self)
         self.gate = gate
         self._learner = make_learner(self.rule, self).train(self.training)
-        gate.join(self, self._learner)
+        gate._join(self, self._learner)
         self._forget_input()
 
     def _forget_input(self) -> None:
@@ -228,7 +228,7 @@ class RoutedLayer(nn.Module, ABC):
             # The rule may select other experts than the gate.
             routing = self._learner.route(self, input)
         else:
-            routing = self.gate.route(input) if self._weighted else self.gate.decide(input)
+            routing = self.gate.route(input) if self._weighted else self.gate._decide(input)
         if pixels is not None:
             routing = routing.at(pixels)
         else:
@@ -313,7 +313,7 @@ class RoutedLayer(nn.Module, ABC):
 
     def _begin_pass(self) -> None:
         if self.gate.steps is not None:
-            self.gate.begin_pass()
+            self.gate._begin_pass()
 
     def _prepare(self, input: torch.Tensor) -> torch.Tensor:
         """What the experts work on, `(B, ...)`: the input itself, if single experts can be computed."""
@@ -398,7 +398,7 @@ class RoutedLayer(nn.Module, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.gate.join(self, self._learner)
+        self.gate._join(self, self._learner)
 
     def extra_repr(self) -> str:
         weighted = "weighted=True, " if self._weighted else ""

@@ -20,7 +20,7 @@ class SharedModule(nn.Module):
         self._saved_in: weakref.ref[Any] | None = None
         self._loaded_with: list[str] | None = None
 
-    def is_in(self, state_dict: MutableMapping[str, Any]) -> bool:
+    def _is_in(self, state_dict: MutableMapping[str, Any]) -> bool:
         """Whether another holder has written the module into this state_dict; if not, it is taken as written now."""
         if self._saved_in is not None and self._saved_in() is state_dict:
             return True
@@ -29,7 +29,7 @@ class SharedModule(nn.Module):
             self._saved_in = weakref.ref(state_dict)
         return False
 
-    def is_loaded_with(self, missing_keys: list[str], *, is_here: bool) -> bool:
+    def _is_loaded_with(self, missing_keys: list[str], *, is_here: bool) -> bool:
         """Whether another holder has loaded the module in this call of load_state_dict, told by its `missing_keys`."""
         if is_here:
             self._loaded_with = missing_keys
@@ -50,7 +50,7 @@ def _drop_repeated(
     holder: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, local_metadata: dict[str, Any], *, child: str
 ) -> None:
     del local_metadata
-    if getattr(holder, child).is_in(state_dict):
+    if getattr(holder, child)._is_in(state_dict):
         for key in [key for key in state_dict if key.startswith(f"{prefix}{child}.")]:
             del state_dict[key]
 
@@ -62,7 +62,7 @@ def _find_repeated(
     _, _, missing_keys, _, _ = rest
     prefix, module = f"{prefix}{child}.", getattr(holder, child)
     is_here = any(key.startswith(prefix) for key in state_dict)
-    if module.is_loaded_with(missing_keys, is_here=is_here) and not is_here:
+    if module._is_loaded_with(missing_keys, is_here=is_here) and not is_here:
         # The tensors themselves, not detached copies: with `assign=True` the parameters must stay the same objects.
         state_dict.update({prefix + name: value for name, value in module.state_dict(keep_vars=True).items()})
 

@@ -34,7 +34,7 @@ class StraightThroughLearner(Learner):
         gate = layer.gate
         # Backward passes since the gate learned decide when it learns again, its steps how large the noise is.
         super().__init__(rule, layer, "num_waited", "num_steps")
-        if not gate.can_draw:
+        if not gate._can_draw:
             raise ValueError(
                 f"the rule {rule.name!r} compares the experts of each family, one choice for all samples: it needs a "
                 f"gate with order='families' that neither looks at its input nor adds noise, got a "
@@ -57,17 +57,17 @@ class StraightThroughLearner(Learner):
         """An expert of each family drawn by the scores with noise, the same until the gate takes its next step."""
         gate, trained, is_compiling = layer.gate, layer._trained_parameter(), torch.compiler.is_compiling()
         if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
-            return gate.route(input) if layer._needs_scores else gate.decide(input)
+            return gate.route(input) if layer._needs_scores else gate._decide(input)
         assert gate.steps is not None
         noise = self.rule.noise
         if not is_compiling:  # a compiled pass has no counters
-            gate.begin_pass()
+            gate._begin_pass()
             num_steps = self.counters["num_steps"]
             noise *= min(1.0, num_steps / self.rule.warm_up) if self.rule.warm_up > 0 else 1.0
             noise /= math.sqrt(1.0 + num_steps / _FALL)
         seed = self.seed + gate.steps.num_steps
-        if not layer._needs_scores and not is_compiling and gate.can_draw:
-            draw = gate.draw_again if self._share * len(input) < 1.0 else gate.draw
+        if not layer._needs_scores and not is_compiling and gate._can_draw:
+            draw = gate._draw_again if self._share * len(input) < 1.0 else gate._draw
             return draw(seed if noise > 0.0 else None, noise)
         # A compiled pass that stores scores gives them a gradient, of zeros if nothing is learned.
         with torch.set_grad_enabled(torch.is_grad_enabled() and (self._is_due or not is_compiling)):
@@ -84,7 +84,10 @@ class StraightThroughLearner(Learner):
         gate, trained = layer.gate, layer._trained_parameter()
         if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
             return _Lesson(layer, self, None, None, ())
-        part, numbers = self._samples(len(source)), () if torch.compiler.is_compiling() else tuple(gate.numbers())
+        part, numbers = (
+            self._samples(len(source)),
+            () if torch.compiler.is_compiling() else tuple(gate._learned_numbers()),
+        )
         return _Lesson(layer, self, trained, part, numbers, part is not None, routing.indices.shape[2], routing.pixels)
 
     def output(self, step: Step) -> torch.Tensor:
@@ -162,7 +165,7 @@ class _Lesson:
             return nothing
         learner.counters["num_waited"] = 1 if self.part is not None else learner.counters["num_waited"] + 1
         learner._is_counted = True
-        gate.note_pass(layer, self.trained)
+        gate._note_pass(layer, self.trained)
         # Derivatives that a loss is made of (`create_graph`) are no errors of a prediction: nothing is learned of them.
         if self.part is None or torch.is_grad_enabled():
             return nothing
@@ -174,11 +177,11 @@ class _Lesson:
                 layer._signal.num_nonfinite.add_(1)
             return list(map(gradients.get, map(id, numbers)))
         total = nothing
-        for families in gate.bands(self.num_pixels):
+        for families in gate._bands(self.num_pixels):
             experts = experts_of(gate.num_experts, gate.num_selected, families)
             products = layer._candidate_products(source, error, families, experts, *compared)
             with torch.enable_grad(), without_autocast(products.device):
-                scores = gate.ranked_scores(experts)
+                scores = gate._ranked_scores(experts)
                 scores = scores if self.pixels is None else scores.index_select(1, self.pixels)
             gradient, size = _gradient(scores.detach()[None], products, temperature, layer, families)
             found = torch.autograd.grad(scores, numbers, gradient[0].to(scores.dtype), allow_unused=True)

@@ -188,15 +188,15 @@ def test_families_of_large_grids_come_after_one_another(name: str, monkeypatch: 
     expected = whole(x)
     expected.backward(error)
     monkeypatch.setattr(gate_module, "_MAX_SCORES", 2 * 3 * 35)
-    assert len(parts.gate.bands(35)) == 2
+    assert len(parts.gate._bands(35)) == 2
     if name != "tensor":
         monkeypatch.setattr(type(parts.gate), "raw_scores", lambda *_: pytest.fail("all scores were computed"))
     found = parts(x)
     found.backward(error)
     torch.testing.assert_close(found, expected)
-    for one, other in zip(parts.gate.numbers(), whole.gate.numbers(), strict=True):
+    for one, other in zip(parts.gate._learned_numbers(), whole.gate._learned_numbers(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
-    assert torch.equal(parts.gate.decide(None).indices, whole.eval().gate.decide(None).indices)
+    assert torch.equal(parts.gate._decide(None).indices, whole.eval().gate._decide(None).indices)
 
 
 def _geometries() -> dict[str, tuple[Any, ...]]:
@@ -227,7 +227,7 @@ def test_the_kernel_learns_as_its_definition_does(name: str, monkeypatch: pytest
     assert (results[0] is None) == (native_library() is None)
     monkeypatch.setattr(filter_bank, "learn_factorised", lambda *a, **k: None)
     other(*inputs).backward(error)
-    for mine, true in zip(layer.gate.numbers(), other.gate.numbers(), strict=True):
+    for mine, true in zip(layer.gate._learned_numbers(), other.gate._learned_numbers(), strict=True):
         assert mine.grad is not None
         assert mine.grad.any()
         torch.testing.assert_close(mine.grad, true.grad, rtol=1e-4, atol=1e-5 * float(mine.grad.abs().max()))

@@ -51,7 +51,7 @@ class ScoreGate(SpatialGate):
         return self.gate.spatial_shape
 
     @property
-    def can_draw(self) -> bool:
+    def _can_draw(self) -> bool:
         return False
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:

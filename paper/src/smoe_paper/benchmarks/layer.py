@@ -185,23 +185,17 @@ def multiply_add_peak() -> float:
 
 @dataclass(frozen=True)
 class LayerBenchmark:
-    """Measures layers side by side with nn.Conv2d, prints a table and stores it.
+    """Measures layers side by side with nn.Conv2d, prints a table and stores it."""
 
-    Attributes:
-        names: Words that the names of configurations contain; all configurations if none is given.
-        routings: Start of the gate: random at each pixel, or smooth over some tens of pixels.
-        threads: Numbers of threads.
-        output: Markdown file of the table; a .jsonl beside it holds the rows.
-        seconds: Time spent on each comparison of inference; twice that on each of training.
-        peers: Measure other layers with learned numbers for each pixel too.
-    """
-
+    # Words that the names of configurations contain; all configurations if none is given.
     names: tyro.conf.Positional[tuple[str, ...]] = ()
+    # Start of the gate: random at each pixel, or smooth over some tens of pixels.
     routings: tuple[Start, ...] = ("random", "smooth")
-    threads: tuple[int, ...] = (1,)
+    threads: tuple[int, ...] = (1,)  # Numbers of threads.
+    # Markdown file of the table; a .jsonl beside it holds the rows.
     output: Path = Path("paper/results/bench/layer.md")
-    seconds: float = 3.0
-    peers: bool = True
+    seconds: float = 3.0  # Time spent on each comparison of inference; twice that on each of training.
+    peers: bool = True  # Measure other layers with learned numbers for each pixel too.
 
 
 def main(args: list[str] | None = None) -> None:

@@ -32,17 +32,12 @@ EMBEDDINGS: dict[str, Callable[[Tensor], smoe.PixelEmbedding]] = {
 
 @dataclass(frozen=True)
 class MovingOptions:
-    """Measures what gates keep that move to other grids of the sphere, prints a table and stores it.
+    """Measures what gates keep that move to other grids of the sphere, prints a table and stores it."""
 
-    Attributes:
-        output: Markdown file of the table; a .jsonl beside it holds the rows.
-        num_seeds: Seeds, each with regions of its own.
-        num_steps: Training steps.
-    """
-
+    # Markdown file of the table; a .jsonl beside it holds the rows.
     output: Path = Path("paper/results/bench/moving.md")
-    num_seeds: int = 3
-    num_steps: int = 400
+    num_seeds: int = 3  # Seeds, each with regions of its own.
+    num_steps: int = 400  # Training steps.
 
 
 def degrees(rows: int, columns: int, south: float = -90.0, north: float = 90.0, east: float = 360.0) -> Tensor:

@@ -57,12 +57,7 @@ def run_evaluate(args: list[str]) -> int:
 
 @dataclass(frozen=True)
 class RunPlaces(FitPlaces):
-    """Where data are, if they are not where the runs found them.
-
-    Attributes:
-        inputs: Inputs of a model that smoe fit made: files, in the order of the fit.
-        targets: Targets of such a model.
-    """
+    """Where data are, if they are not where the runs found them."""
 
     store: Path | None = None  # Store of weather or ensemble fields.
     root: Path | None = None  # Folder of images.
