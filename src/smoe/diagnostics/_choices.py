@@ -371,12 +371,14 @@ class RoutingWatch:
         """Returns shares in [0, 1]; empty for a model without such a gate.
 
         Returns:
-            `routing/changed`: chosen experts that were not chosen at their pixel at the last call.
-            `routing/changed_since_start`: chosen experts that were not chosen at their pixel at the start.
-            `routing/reordered`: places of the order with another expert than at the last call.
-            `routing/experts_in_use`: experts of the bank that at least one pixel has chosen.
-            `routing/region_information`: see `region_information`; mean over the gates, with regions only.
-            `routing/certainty`: see `routing_certainty`; mean over the gates.
+            Numbers by their names:
+
+            - `routing/changed`: chosen experts that were not chosen at their pixel at the last call.
+            - `routing/changed_since_start`: chosen experts that were not chosen at their pixel at the start.
+            - `routing/reordered`: places of the order with another expert than at the last call.
+            - `routing/experts_in_use`: experts of the bank that at least one pixel has chosen.
+            - `routing/region_information`: see `region_information`; mean over the gates, with regions only.
+            - `routing/certainty`: see `routing_certainty`; mean over the gates.
         """
         if not self._start:
             return {}

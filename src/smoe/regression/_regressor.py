@@ -70,8 +70,8 @@ class GridRegressor:
     """Predicts gridded targets from gridded inputs by a net of SMoE layers, which learn what to do where.
 
     Args:
-        net: `layer`, `resnet` or `unet`, `graph` or `healpix` on a mesh, or a module of your own that turns
-            `(B, C, H, W)` into `(B, K, H, W)`; the nodes of a mesh are one row.
+        net: `layer`, `resnet` or `unet`, one of the simple models, or a module of your own that turns `(B, C, H, W)`
+            into `(B, K, H, W)`; the nodes of a mesh are one row.
         progress: Show a progress bar and a line for each epoch.
         **options: Further fields of `RegressorOptions`, such as `lead="3D"`. The objective may be a function of
             prediction and target, `(B, K, H, W)` each in standard deviations of what is learned, which gives the error
@@ -359,7 +359,7 @@ class GridRegressor:
             lazy: Return dask arrays, which are computed when they are asked for, a block of times at once.
 
         Returns:
-            Predictions with the names, units, coordinates and attributes of the targets: a DataArray if `fit` was given
+            Predictions with the names, units, coordinates and attributes of the targets; a DataArray if `fit` was given
             one and nothing was added to it, else a Dataset.
 
         Raises:
