@@ -162,6 +162,8 @@ def test_targets_of_make_exist():
     named = {target for text in texts for target in re.findall(r"(?:^|`|run: )make ([a-z-]+)", text, re.MULTILINE)}
     assert {"demo", "test", "docs", "wheel"} <= named
     assert named - targets == set()
+    paths = {path for text in texts for path in re.findall(r"(?:paper/)?tests/[\w/]*(?:\.py)?(?![\w./])", text)}
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
 
 
 def test_the_commands_of_the_first_experiment_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
