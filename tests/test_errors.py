@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import smoe
-from smoe._plain import RecipeError
+from smoe._json import RecipeError
 from smoe.errors import DataError, MissingPackageError, OptionError, SmoeError, suggest
 
 

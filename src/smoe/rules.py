@@ -163,7 +163,7 @@ class RoutingClassification(Rule):
     damping: Damping | None = None
 
     name: ClassVar[str] = "rc"
-    learner: ClassVar[str] = "smoe.nn._classification:RoutingClassificationLearner"
+    learner: ClassVar[str] = "smoe.nn._score_learners:RoutingClassificationLearner"
 
     def __post_init__(self) -> None:
         check_fraction("error_quantile", self.error_quantile)
@@ -233,7 +233,7 @@ class EndToEnd(Rule):
     """The scores of the selected experts receive the error signal, times their outputs if these are weighted."""
 
     name: ClassVar[str] = "end_to_end"
-    learner: ClassVar[str] = "smoe.nn._classification:EndToEndLearner"
+    learner: ClassVar[str] = "smoe.nn._score_learners:EndToEndLearner"
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Frozen(Rule):
     """The gate stays as it is."""
 
     name: ClassVar[str] = "frozen"
-    learner: ClassVar[str] = "smoe.nn._classification:FrozenLearner"
+    learner: ClassVar[str] = "smoe.nn._score_learners:FrozenLearner"
 
 
 RULES: dict[str, type[Rule]] = {kind.name: kind for kind in (RoutingClassification, StraightThrough, EndToEnd, Frozen)}

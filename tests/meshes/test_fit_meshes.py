@@ -18,7 +18,7 @@ from smoe.errors import DataError
 from smoe.gridded._open import open_fields
 from smoe.meshes import MeshNet
 from smoe.meshes._mesh import read_nodes
-from smoe.meshes._rows import make_mesh
+from smoe.meshes._node_rows import make_mesh
 from smoe.nn import GraphMoE, HEALPixMoE
 from smoe.ops._healpix import healpix_coordinates
 from smoe.reports.read_fit import read_fit

@@ -11,7 +11,7 @@ import torch
 from smoe import read_mesh
 from smoe.errors import DataError
 from smoe.meshes import Mesh, MeshNet
-from smoe.meshes._rows import as_row_of_nodes, make_mesh
+from smoe.meshes._node_rows import as_row_of_nodes, make_mesh
 from smoe.nn import GraphMoE
 
 xarray = pytest.importorskip("xarray")

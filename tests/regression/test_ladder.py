@@ -94,7 +94,7 @@ def test_pixels_share_what_few_times_tell() -> None:
     showers = np.where(generator.random((40, 8, 9)) < 0.3, generator.exponential(5.0, (40, 8, 9)), 0.0)
     y["t2m"][:] = showers + generator.random((40, 8, 9))
     days = [str(each)[:10] for each in y["time"].values]
-    periods = {"train": f":{days[6]}", "validation": f"{days[7]}:{days[9]}", "test": f"{days[10]}:"}
+    periods: dict[str, Any] = {"train": f":{days[6]}", "validation": f"{days[7]}:{days[9]}", "test": f"{days[10]}:"}
     table = smoe.GridRegressor(net="ladder", lead="1D", **QUIET).fit(y, y, **periods).score(y, y)
     climatology = next(each for name, each in table.rmse.items() if name.startswith("climatology"))
     assert table.value("model") < 1.05 * climatology[0] and table.value("damped anomaly") < 1.05 * climatology[0]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny_weather
-from smoe._plain import RecipeError
+from smoe._json import RecipeError
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.training.plan import check_monitor
 from smoe.training.run_directory import RunDirectory, load_checkpoint

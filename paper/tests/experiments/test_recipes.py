@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smoe._plain import RecipeError
+from smoe._json import RecipeError
 from smoe_paper.experiments.experiment import all_recipes, recipe_from_plain
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.weather.recipes import SpatialMoEResNetModel, WeatherData

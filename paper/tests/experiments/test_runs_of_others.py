@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from opened_files import opened_files
-from smoe._plain import classes_of, is_path, type_hints
+from smoe._json import classes_of, is_path, type_hints
 from smoe.cli.main import main
 from smoe.training.run_directory import RunDirectory, RunError
 from smoe_paper.experiments.experiment import all_experiments, all_recipes

@@ -21,7 +21,7 @@ from smoe.gridded._axes import are_same_units, has_leads, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
 from smoe.gridded._times import TimeLabels, decode_times, read_times
 from smoe.meshes._mesh import NODES
-from smoe.meshes._rows import Location, as_row_of_nodes
+from smoe.meshes._node_rows import Location, as_row_of_nodes
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -19,7 +19,7 @@ from smoe.meshes._mesh import (
     read_nodes,
     sides_of_faces,
 )
-from smoe.meshes._rows import Location, make_mesh
+from smoe.meshes._node_rows import Location, make_mesh
 
 _ENDINGS = (".nc", ".nc4", ".zarr")
 # Corners of the sides of a cell, by meshio's name of it.

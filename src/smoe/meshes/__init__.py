@@ -4,6 +4,6 @@
 # ruff: noqa: F401
 from smoe.meshes._mesh import NODES, Mesh, mesh_arrays, mesh_from_files, mesh_json
 from smoe.meshes._mesh_net import MeshNet, SummedMeshLayer
-from smoe.meshes._rows import make_mesh, with_mesh
+from smoe.meshes._node_rows import make_mesh, with_mesh
 
 __all__ = ["Mesh", "MeshNet"]

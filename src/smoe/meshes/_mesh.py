@@ -13,7 +13,7 @@ import torch
 from smoe.errors import DataError
 from smoe.ops._healpix import HEALPixOrder, face_pixels, healpix_coordinates, pad_faces
 
-# The coordinate of a row of nodes (`smoe.meshes._rows`) whose attribute `nodes` holds them.
+# The coordinate of a row of nodes (`smoe.meshes._node_rows`) whose attribute `nodes` holds them.
 NODES = "mesh_nodes"
 
 

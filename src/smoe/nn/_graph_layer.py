@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe.nn._filter_bank import BankOptions, FilterBank, LayerOptions, as_bank
-from smoe.nn._nodes import hash_coordinates, node_order_of
+from smoe.nn._node_order import hash_coordinates, node_order_of
 from smoe.nn._routed_layer import check_positive
 from smoe.nn._shared_parameters import is_sharded
 from smoe.ops._graph import (

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from smoe._files import FileLock, LockedError, checksum, reason_not_to_write, write_atomically
-from smoe._plain import RecipeError, from_plain, to_plain
+from smoe._json import RecipeError, from_plain, to_plain
 from smoe.errors import DataError
 from smoe.meshes import mesh_arrays, mesh_from_files, mesh_json
 from smoe.regression._fitted import FOLDS, Fitted, Learned

@@ -18,8 +18,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from smoe._files import write_atomically
+from smoe._json import flatten
 from smoe._notebook import expert_colours, html_image
-from smoe._plain import flatten
 from smoe.errors import DataError
 from smoe.reports.gate_maps import GateMap, as_picture
 from smoe.reports.page_data import DETAILS, DIVERGING, page_data

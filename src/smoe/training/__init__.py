@@ -4,7 +4,7 @@ Also what recipes and results of one's own need: files that survive a kill, lock
 """
 
 from smoe._files import FileLock, LockedError, temporary_folder, write_atomically
-from smoe._plain import RecipeError, from_plain, is_path, shorten, to_plain, type_hints
+from smoe._json import RecipeError, from_plain, is_path, shorten, to_plain, type_hints
 from smoe.errors import Interrupted, stopped_code
 
 __all__ = [

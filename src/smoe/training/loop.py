@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from smoe.diagnostics import RoutingGain, RoutingWatch, routing_gains
 from smoe.errors import Interrupted, Interruption, SmoeError
-from smoe.nn._classification import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
+from smoe.nn._score_learners import track_loss_scale
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import (

@@ -14,7 +14,7 @@ import smoe
 from definitions import compare_gradients, gate_gradient
 from smoe.nn._gates import FactorisedGate
 from smoe.nn._graph_layer import GraphMoE
-from smoe.nn._grids import transfer_gate
+from smoe.nn._interpolate import transfer_gate
 from smoe.ops._graph import edge_directions
 
 

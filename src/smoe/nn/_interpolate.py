@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from smoe.nn._conversion_plan import ExampleInput, check_model, run_example, show_name
+from smoe.nn._coordinate_embedding import CoordinateEmbedding
 from smoe.nn._filter_bank import FilterBank
 from smoe.nn._fixed_gates import FixedGate
 from smoe.nn._gate import SpatialGate
@@ -22,8 +23,7 @@ from smoe.nn._gates import FactorisedGate, TensorGate
 from smoe.nn._graph_layer import GraphMoE
 from smoe.nn._grid_layers import GridMoE, TokenMoE
 from smoe.nn._healpix_layer import HEALPixMoE
-from smoe.nn._nodes import NodeOrder, hash_coordinates
-from smoe.nn._places import CoordinateEmbedding
+from smoe.nn._node_order import NodeOrder, hash_coordinates
 from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.ops._conv_kernels import output_grid
 from smoe.ops._interpolation import interpolate_grid, most_typical, nearest_places, pixels_around
