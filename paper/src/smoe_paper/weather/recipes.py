@@ -315,7 +315,7 @@ _RATE_ROWS = [
     *_at_rates(("R&T, local affine", "SMoE, defaults"), _GIVEN, _RATES[1:], weekly_means=True),
     *_at_rates(("ViT 2 x 2",), _GIVEN, _VIT_RATES[1:2], weekly_means=True),
 ]
-# At the rate that is the best at three days.
+# At a rate that is good at three days.
 _FIVE_DAYS = (
     "R&T ResNet",
     "R&T, local affine",
