@@ -286,7 +286,7 @@ def test_output_is_whole_or_not_there(tmp_path: Path, suffix: str) -> None:
 
 def test_names_that_a_file_cannot_have(tmp_path: Path) -> None:
     for suffix in (".nc", ".zarr"):
-        with pytest.raises(DataError, match="'t/2m' is no name of a variable in a file, rename it"):
+        with pytest.raises(DataError, match="'t/2m' cannot be the name of a variable in a file, rename it"):
             write_cf(regional(4, name="t/2m"), tmp_path / f"out{suffix}")
     with pytest.raises(DataError, match=r"illegal characters: .*; rename the variable, or write a \.zarr"):
         write_cf(regional(4, name="t2m "), tmp_path / "out.nc")
