@@ -124,8 +124,11 @@ def test_a_fitted_model_has_the_coordinates_of_its_data(tmp_path: Path) -> None:
     assert read_fit(tmp_path / "model", "mine", None, silently).error_maps == ()
     # The best is on top, and what is not finite, which is stored as null, at the end.
     table = model.score(x, y, period="2001-01-15:2001-01-20")
+    table = replace(table, notes=("intervals are narrow",))
     write_scores(tmp_path / "model", "validation", replace(table, rmse={**table.rmse, "model": (float("nan"),)}))
-    rows = read_fit(tmp_path / "model", "mine", None, silently).scores.rows
+    stored = read_fit(tmp_path / "model", "mine", None, silently)
+    rows = stored.scores.rows
+    assert stored.remarks[0] == "Intervals are narrow."
     assert [row.values.get("RMSE t2m") for row in rows[:-1]] == sorted(
         e[0] for n, e in table.rmse.items() if n != "model"
     )

@@ -53,7 +53,7 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
     fitted = load_model(path)
     training = RunDirectory(path / "training")
     environment = training.read_environment()
-    which, sheet = _read_scores(path, fitted)
+    which, sheet, notes = _read_scores(path, fitted)
     places = places_of(fitted)
     measured = None
     if data is not None:
@@ -66,7 +66,7 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
         facts[f"SHA-256 of the {which} targets"] = measured.digest
     net = "a net of your own" if fitted.has_own_net else f"a {fitted.options.net}"
     lead = f", lead {fitted.options.lead}" if fitted.options.lead else ""
-    remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in fitted.remarks()]
+    remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in notes or fitted.remarks()]
     if fitted.keeps_plain:
         remarks.append(f"The routing below is that of the {fitted.net_kind}, which does not predict.")
     return RunReport(
@@ -121,17 +121,18 @@ def places_of(fitted: Fitted) -> Places:
     return Places("grid", grid.shape, rows, columns, goes_up, is_geographic)
 
 
-def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
-    """The period of the stored scores, and the scores; without them, the best validation."""
+def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet, list[str]]:
+    """The period of the stored scores, the scores, and the notes below them; without them, the best validation."""
     file = path / SCORES
     if not file.is_file():
         ours, plain = (best_validation(fitted.records.get(name, ())) for name in ("model", "plain"))
         rows = [] if ours is None else [ScoreRow("model", "this run", {"loss": ours}, is_own=True)]
         rows += [] if plain is None else [ScoreRow(PLAIN, "here, same data", {"loss": plain})]
-        return "validation", ScoreSheet("validation", tuple(rows))
+        return "validation", ScoreSheet("validation", tuple(rows)), []
     try:
         stored: dict[str, Any] = json.loads(file.read_text())
         which, targets = str(stored["period"]), [str(name) for name in stored["targets"]]
+        notes = [str(note) for note in stored.get("notes", ())]
         parts = {fitted.net_kind, PLAIN, MEAN_OF_NETS, MEAN_OF_ROWS}
         rows = [_score_row(name, stored, targets, parts) for name in ranked(stored["rmse"])]
         units = {
@@ -141,7 +142,7 @@ def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
         }
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise DataError(f"{file} is damaged ({type(error).__name__}: {error}); fit the model again") from error
-    return which, ScoreSheet(which, tuple(rows), units)
+    return which, ScoreSheet(which, tuple(rows), units), notes
 
 
 def _score_row(name: str, stored: dict[str, Any], targets: list[str], parts: set[str]) -> ScoreRow:
