@@ -17,6 +17,7 @@ The paper's layer is one argument away: `rule="rc"` selects the experts with the
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 from abc import abstractmethod
@@ -409,6 +410,19 @@ class FilterBank(RoutedLayer):
             if weight is not None and (is_of_graph or num_outputs == self.out_channels < len(self.weight)):
                 way = "" if is_of_graph else ", or by smoe.nn.load_plain_state_dict(converted, state_dict)"
                 error_msgs.append(f"{prefix}{key} is that of a plain layer: load it before smoe.convert{way}")
+
+    def _elsewhere(self, input: torch.Tensor) -> torch.Tensor | None:
+        """In evaluation, the output on another grid over the same area; None without an embedding from coordinates."""
+        if self.training or not hasattr(getattr(self.gate, "embedding", None), "resize") or is_observed():
+            return None
+        warnings.warn(
+            f"a layer that was made for the grid {self.gate.spatial_shape} computes its choices for another grid over "
+            "the same area in each pass, and its parameters receive no gradient there; smoe.interpolate_grids makes a "
+            "network that does not",
+            stacklevel=4,
+        )
+        moved = importlib.import_module("smoe").interpolate_grids(self, example_input=input[:1].detach())
+        return moved.requires_grad_(False)(input)
 
     def _finish(self, output: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
         if self.bias is not None and self._bias_owner == "slot":

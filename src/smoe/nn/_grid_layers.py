@@ -344,6 +344,11 @@ class GridMoE(FilterBank):
                 return as_leaf(self, input)
             if isinstance(input, torch.Tensor) and input.ndim == len(self._axes) + 1:
                 return self(input.unsqueeze(0)).squeeze(0)
+            is_batch = isinstance(input, torch.Tensor) and input.ndim == len(self._axes) + 2
+            if is_batch and self.gate.spatial_shape not in (None, self._output_grid(input)):
+                output = self._elsewhere(input)
+                if output is not None:
+                    return output
             self._check_input(input)
             if not torch.compiler.is_compiling() and input.dtype == self.weight.dtype:
                 self._seen_input = (input.shape[1:], input.dtype)
@@ -517,6 +522,9 @@ class TokenMoE(SpatialMoE1d):
     @property
     def out_features(self) -> int:
         return self.out_channels
+
+    def _elsewhere(self, input: torch.Tensor) -> None:
+        """Positions of another number have no places."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Applies, at each position, the linear maps of its experts."""

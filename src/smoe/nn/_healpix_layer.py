@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NotRequired, Required, Self, Unpack
 
@@ -141,6 +142,11 @@ class HEALPixMoE(FilterBank):
         if input.ndim == 5 and tuple(input.shape[1:]) == (C, 12, n, n):
             return super().forward(input)
         if input.ndim != 3 or tuple(input.shape[1:]) != (C, num_pixels):
+            given = input.shape[2:].numel()
+            is_sphere = input.ndim in (3, 5) and given == 12 * math.isqrt(given // 12) ** 2 != num_pixels
+            output = self._elsewhere(input) if is_sphere else None
+            if output is not None:
+                return output
             raise ValueError(
                 f"input must be (B, {C}, 12, {n}, {n}) or (B, {C}, {num_pixels}), got shape {tuple(input.shape)}; "
                 "smoe.interpolate_grids makes a layer for another nside"

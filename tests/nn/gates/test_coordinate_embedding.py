@@ -63,6 +63,28 @@ def test_a_gate_learns_by_its_network_and_serves_a_finer_grid(trained: smoe.Spat
     assert error(twin, degrees(8, 16)) > 0.3
 
 
+@pytest.mark.parametrize("kind", ["plane", "sphere"])
+def test_another_grid_is_served_without_a_call(kind: str, trained: smoe.SpatialMoE2d) -> None:
+    layer, x = trained, torch.randn(2, 2, 16, 32)
+    if kind == "sphere":
+        places = trained.gate.embedding.at(healpix_coordinates(4).float().view(12, 4, 4, 2))  # type: ignore[union-attr]
+        layer, x = smoe.HEALPixMoE(2, 2, nside=4, embedding=places).eval(), torch.randn(2, 2, 768)
+    expected = smoe.interpolate_grids(layer, example_input=x)(x)
+    with pytest.warns(UserWarning, match="receive no gradient there; smoe.interpolate_grids makes a network"):
+        found = layer(x.requires_grad_())
+    assert torch.equal(found, expected) and layer.gate.spatial_shape == ((8, 16) if kind == "plane" else (12, 4, 4))
+    layer.zero_grad()
+    found.sum().backward()
+    assert x.grad is not None and layer.weight.grad is None
+    with pytest.raises(ValueError, match=r"smoe\.interpolate_grids"):
+        copy.deepcopy(layer).train()(x)
+    with (
+        pytest.warns(match="same area"),
+        pytest.raises(ValueError, match=r"must be \(B, 2, .* got shape \([12], 1"),
+    ):
+        layer(x[:, :1])
+
+
 def test_a_gate_moves_to_another_geometry(trained: smoe.SpatialMoE2d) -> None:
     faces = healpix_coordinates(8).float().view(12, 8, 8, 2)
     embedding = trained.gate.embedding.at(faces)  # type: ignore[union-attr]

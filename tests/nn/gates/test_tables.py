@@ -135,7 +135,7 @@ def test_passes_that_need_no_scores_select_the_same_without_them(rule: str, monk
     def refuse(self: FactorisedGate, input: torch.Tensor | None = None) -> torch.Tensor:
         raise AssertionError("scores were computed")
 
-    monkeypatch.setattr(FactorisedGate, "scores_of", refuse)
+    monkeypatch.setattr(FactorisedGate, "_scores_of", refuse)
     assert torch.equal(layer.eval()(input), expected)
     if rule == "frozen":
         assert torch.equal(layer.train()(input), expected)
