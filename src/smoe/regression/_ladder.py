@@ -99,15 +99,14 @@ class Anomalies:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Anomalies of whole fields, less how far the level of some channels has moved; and it, `(N, C)`.
 
-        Regressions would damp a level that has moved. With a trend, which may go on or end after the times that were
-        fitted, it is the part of the mean over the area that is expected of a drift as large as the trend's beside
-        weather. Without one it is that mean where it is beyond all that is likely, drawn to zero as far as the likely
-        range reaches (a garrote): nothing at its border, nearly all far beyond it.
+        Regressions would damp a level that has moved. It is the mean over the area where that is beyond all that is
+        likely, drawn to zero as far as the likely range reaches (a garrote): nothing at its border, nearly all far
+        beyond it. With a trend, which may go on or end after the times that were fitted, it is at least the part that
+        is expected of a drift as large as the trend's beside weather.
         """
         found = self(inputs, starts, slice(None))
         means = np.einsum("ncp,cp->nc", found, self.area)
-        part = self._weather_part(starts) if self.basis.trend else self._likely_part(means)
-        moved = means * (1.0 - part)
+        moved = means * (1.0 - np.minimum(self._likely_part(means), self._weather_part(starts)))
         if channels is not None:
             moved = moved * np.isin(np.arange(moved.shape[1]), channels)
         return found - moved[:, :, None].astype(np.float32), moved
@@ -118,7 +117,9 @@ class Anomalies:
         return self._likely_part(means).min(axis=1)
 
     def _weather_part(self, starts: np.ndarray) -> np.ndarray:
-        """Share of means over the area that is weather, not where the trend may have led since the fit, `(N, C)`."""
+        """Share of means over the area that is weather, not where a trend may have led since the fit, `(N, C)`."""
+        if not self.basis.trend:
+            return np.ones((len(starts), len(self.area)))
         line = (np.asarray(starts, np.float64) - self.basis.origin) / self.basis.scale
         slope = (self.climatology[1] / self.scale * self.area).sum(axis=1)
         drift = np.square((line - np.clip(line, -1.0, 1.0))[:, None] * slope)
