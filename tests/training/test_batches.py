@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from smoe.training.task import MeanLoss, MetricSums, ShuffledBatches, load_batches, predict
+from smoe.training.plan import TrainingPlan
+from smoe.training.task import MeanLoss, MetricSums, ShuffledBatches, Task, load_batches, predict
 from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 
 
@@ -114,29 +118,33 @@ def double() -> nn.Linear:
     return model
 
 
+def predictions(
+    model: nn.Module, batch_size: int, process: int = 0, num_processes: int = 1
+) -> Iterator[tuple[Tensor, Tensor]]:
+    processes: Any = SimpleNamespace(process_index=process, num_processes=num_processes, device=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters())
+    task = Task(model, optimizer, F.mse_loss, [], {"test": PAIRS}, default_collate, seed=0)
+    return predict(processes, model, task, "test", TrainingPlan(evaluation_batch_size=batch_size))
+
+
 def test_predictions_come_in_order_with_their_targets() -> None:
-    batches = list(predict(double(), PAIRS, 3))
+    batches = list(predictions(double(), 3))
     assert [len(target) for _, target in batches] == [3, 3, 1]
     assert torch.cat([prediction for prediction, _ in batches]).flatten().tolist() == [0, 2, 4, 6, 8, 10, 12]
     assert torch.cat([target for _, target in batches]).flatten().tolist() == [0, 10, 20, 30, 40, 50, 60]
 
 
 def test_processes_share_the_samples() -> None:
-    shares = [predict(double(), PAIRS, 2, process=process, num_processes=3) for process in range(3)]
+    shares = [predictions(double(), 2, process, 3) for process in range(3)]
     found = [torch.cat([target for _, target in batches]).flatten().tolist() for batches in shares]
     assert found == [[0, 30, 60], [10, 40], [20, 50]]
 
 
 def test_the_model_evaluates_without_gradients_and_the_caller_keeps_its_mode() -> None:
     model = nn.Sequential(double(), nn.Dropout(0.9)).train()
-    for prediction, _ in predict(model, PAIRS, 4):
+    for prediction, _ in predictions(model, 4):
         assert not prediction.requires_grad and not model.training
         assert torch.is_grad_enabled()
-
-
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        next(predict(double(), PAIRS, 0))
 
 
 def test_a_small_last_batch_counts_by_its_pixels() -> None:

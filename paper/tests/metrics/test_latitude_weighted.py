@@ -13,7 +13,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from smoe.training.task import evaluate
+from smoe.training.plan import TrainingPlan
+from smoe.training.task import Task, evaluate
 from smoe_paper.metrics import LatitudeWeightedRMSE
 
 # cos(0) = 1 and cos(60) = 1/2, whose mean is 3/4: the rows weigh 4/3 and 2/3.
@@ -64,10 +65,17 @@ def test_batches_and_processes_do_not_change_values() -> None:
     assert parts[0].shape == (2, metric.num_totals) and parts[0].dtype == torch.float64
     assert metric.values(parts[1] + (parts[2] + parts[0])) == pytest.approx(whole, rel=1e-12)
     for batch_size in (1, 3, 7):
-        pairs = TensorDataset(prediction, target)
-        values = evaluate(
-            Accelerator(cpu=True), nn.Identity(), pairs, [metric], torch.utils.data.default_collate, batch_size
+        task = Task(
+            model := nn.Linear(1, 1),
+            torch.optim.SGD(model.parameters()),
+            nn.functional.mse_loss,
+            [metric],
+            {"test": TensorDataset(prediction, target)},
+            torch.utils.data.default_collate,
+            seed=0,
         )
+        plan = TrainingPlan(evaluation_batch_size=batch_size)
+        values = evaluate(Accelerator(cpu=True), nn.Identity(), task, "test", plan, task.metrics)
         assert values == pytest.approx(whole, rel=1e-12)
 
 

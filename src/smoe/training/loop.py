@@ -143,10 +143,8 @@ class Loop:
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Returns the metrics of the model on a split, named `split/metric`."""
-        task, plan = self.task, self.plan
         self._share_buffers()
-        data = task.splits[split], self.metrics, task.collate, plan.evaluation_batch_size, plan.num_workers
-        values = evaluate(self.accelerator, self.model, *data)
+        values = evaluate(self.accelerator, self.model, self.task, split, self.plan, self.metrics)
         return {f"{split}/{name}": value for name, value in values.items()}
 
     def _share_buffers(self) -> None:

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from smoe._files import read_ahead
 from smoe.errors import leaving_signals
@@ -202,28 +202,17 @@ def load_batches(
 
 
 def predict(
-    model: nn.Module,
-    samples: Any,
-    batch_size: int,
-    *,
-    collate: Collate = default_collate,
-    device: torch.device | str | None = None,
-    num_workers: int = 0,
-    process: int = 0,
-    num_processes: int = 1,
+    accelerator: Accelerator, model: nn.Module, task: Task, split: str, plan: TrainingPlan
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the prediction and the target of each batch of a data set, in the order of its samples.
+    """Yields the prediction and the target of each batch of a split, in order; of several processes, each its share.
 
-    The model is put into evaluation mode and stays in it. Predictions have no gradient. If several processes share the
-    work, each sample is predicted by one of them. The device is that of the model if not given.
+    The model is put into evaluation mode and stays in it. Predictions have no gradient.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if device is None:
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    batches = BatchSampler(range(process, len(samples), num_processes), batch_size, drop_last=False)
+    samples = task.splits[split]
+    numbers = range(accelerator.process_index, len(samples), accelerator.num_processes)
+    batches = BatchSampler(numbers, plan.evaluation_batch_size, drop_last=False)
     model.eval()
-    for input, target in load_batches(samples, batches, collate, device, num_workers):
+    for input, target in load_batches(samples, batches, task.collate, accelerator.device, plan.num_workers):
         # Not around the loop: the caller's code between two batches keeps its own mode.
         with torch.no_grad():
             prediction = model(input)
@@ -235,21 +224,11 @@ def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
 
 
 def evaluate(
-    accelerator: Accelerator,
-    model: nn.Module,
-    samples: Any,
-    metrics: Sequence[Metric],
-    collate: Collate,
-    batch_size: int,
-    num_workers: int = 0,
+    accelerator: Accelerator, model: nn.Module, task: Task, split: str, plan: TrainingPlan, metrics: Sequence[Metric]
 ) -> dict[str, float]:
-    device, process, num_processes = accelerator.device, accelerator.process_index, accelerator.num_processes
-    sums = MetricSums(metrics, device)
-    for prediction, target in predict(
-        model, samples, batch_size, collate=collate, device=device, num_workers=num_workers, process=process,
-        num_processes=num_processes,
-    ):  # fmt: skip
-        sums.add(prediction, target)
+    sums = MetricSums(metrics, accelerator.device)
+    for pair in predict(accelerator, model, task, split, plan):
+        sums.add(*pair)
     return sums.values(lambda totals: sum_over_processes(accelerator, totals))
 
 

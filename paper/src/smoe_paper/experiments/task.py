@@ -271,10 +271,8 @@ class OpenRun:
         return self.task.model
 
     def evaluate(self, split: str) -> dict[str, float]:
-        plan, task = self.recipe.training, self.task
         accelerator, model = self._prepare()
-        samples, batch_size = task.splits[split], plan.evaluation_batch_size
-        return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, plan.num_workers)
+        return evaluate(accelerator, model, self.task, split, self.recipe.training, self.task.metrics)
 
     def predict(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields predictions and truths of a split, batch by batch, in physical units where the data have any."""
@@ -283,15 +281,13 @@ class OpenRun:
 
     def outputs(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the network's output and the target of each batch of a split, in order."""
-        plan, task = self.recipe.training, self.task
         accelerator, model = self._prepare()
         if accelerator.num_processes > 1:
             raise ValueError(
                 f"a split is predicted in order by one process, but {accelerator.num_processes} run; start the command "
                 "without a launcher"
             )
-        options: dict[str, Any] = {"device": accelerator.device, "num_workers": plan.num_workers}
-        yield from predict(model, task.splits[split], plan.evaluation_batch_size, collate=task.collate, **options)
+        yield from predict(accelerator, model, self.task, split, self.recipe.training)
 
     def _prepare(self) -> tuple[Accelerator, torch.nn.Module]:
         accelerator = make_accelerator(self.recipe.training)

@@ -105,15 +105,11 @@ HeatModel = (
 
 @dataclass(frozen=True)
 class HeatDiffusion:
-    """Simulated heat diffusion over regions of different diffusivity.
-
-    Attributes:
-        diffusivities: Diffusivity of each region type, at most 0.25.
-    """
+    """Simulated heat diffusion over regions of different diffusivity."""
 
     spatial_shape: tuple[int, int] = (64, 64)  # Rows and columns of the grid.
     # In the order of the released command line; the paper's text gives the opposite order.
-    diffusivities: tuple[float, ...] = (0.0025, 0.025, 0.25)
+    diffusivities: tuple[float, ...] = (0.0025, 0.025, 0.25)  # Diffusivity of each region type, at most 0.25.
     region_seed: int = 42  # Seed of the region map.
     num_steps: int = 100  # Number of time steps of each run.
     num_train_runs: int = 1000  # Number of runs in the training split.

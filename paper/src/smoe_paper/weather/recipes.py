@@ -95,11 +95,7 @@ WeatherModel = (
 
 @dataclass(frozen=True)
 class WeatherData:
-    """A store written by `smoe data prepare weather`, and the inputs and targets.
-
-    Attributes:
-        skip_hours: Hours left out at the beginning of the training years.
-    """
+    """A store written by `smoe data prepare weather`, and the inputs and targets."""
 
     store: Path | None = None  # Folder of the store.
     train_years: tuple[int, int] = (1979, 2015)  # First and last year of training.
@@ -115,7 +111,7 @@ class WeatherData:
     start_every_hours: int | None = None
     test_every_hours: int = 6  # Hours between the starts in the test.
     # As Rasp and Thuerey, because radiation and precipitation have gaps there.
-    skip_hours: int = 24
+    skip_hours: int = 24  # Hours left out at the beginning of the training years.
     # Append the targets' means over the training years, in the week of the forecast, to the input, and forecast the
     # difference from them.
     weekly_means: bool = False
