@@ -12,7 +12,7 @@ import smoe
 from smoe.options import Order
 from smoe.rules import RoutingClassification
 from smoe_paper.baselines.layers import ConvGate, CoordConv3Gate, CoordConvGate, LinearGate, LocallyConnectedGate
-from smoe_paper.baselines.routing_losses import Normalization, ScoreGate
+from smoe_paper.baselines.routing_losses import Normalisation, ScoreGate
 
 RC = RoutingClassification.released()
 
@@ -129,7 +129,7 @@ def test_noise_of_each_sample_while_training():
 
 def test_silent_in_evaluation():
     inner = smoe.TensorGate(4, 2, (3, 3))
-    gate = ScoreGate(inner, normalization="softmax")
+    gate = ScoreGate(inner, normalisation="softmax")
     layer = smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule="rc").eval()
     assert torch.equal(gate(X).scores, inner().scores.softmax(dim=1))
     x = torch.randn(2, 1, 3, 3)
@@ -152,7 +152,7 @@ def test_training_routes_samples_apart_and_trains_the_inner_gate():
 
 
 @pytest.mark.parametrize(
-    ("normalization", "expected"),
+    ("normalisation", "expected"),
     [
         ("none", [-2.0, 1.0, 0.0]),
         ("abs", [2.0, 1.0, 0.0]),
@@ -162,15 +162,15 @@ def test_training_routes_samples_apart_and_trains_the_inner_gate():
         ("abs_softmax", [0.6652, 0.2447, 0.0900]),
     ],
 )
-def test_routing_and_weights_use_the_normalised_scores(normalization: Normalization, expected: list[float]):
+def test_routing_and_weights_use_the_normalised_scores(normalisation: Normalisation, expected: list[float]):
     inner = smoe.FixedGate(torch.tensor([-2.0, 1.0, 0.0]).reshape(3, 1, 1), 1)
-    gate = ScoreGate(inner, 0.0, normalization)
+    gate = ScoreGate(inner, 0.0, normalisation)
     torch.testing.assert_close(gate(None).scores.flatten(), torch.tensor(expected), atol=1e-4, rtol=0.0)
     layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, 1, gate=gate, weighted=True, rule="frozen", bias=False)
     with torch.no_grad():
         layer.weight.fill_(1.0)
     # An absolute value lets the strongly negative expert 0 win.
-    favourite = 0 if "abs" in normalization else 1
+    favourite = 0 if "abs" in normalisation else 1
     assert layer.routing().indices.item() == favourite
     assert layer(torch.ones(1, 1, 1, 1)).item() == pytest.approx(expected[favourite], abs=1e-4)
 
@@ -181,4 +181,4 @@ def test_wrong_arguments():
         with pytest.raises(ValueError, match="needs a gate of another kind and a std of at least 0"):
             ScoreGate(bad, std=std)
     with pytest.raises(ValueError, match="none, softmax, abs, abs_softmax, got 'sigmoid'"):
-        ScoreGate(gate, normalization="sigmoid")  # type: ignore[arg-type]
+        ScoreGate(gate, normalisation="sigmoid")  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ GATES: dict[str, Callable[[], smoe.SpatialGate]] = {
     "index": lambda: smoe.TensorGate(5, 2, GRID, order="index"),
     "families": lambda: smoe.TensorGate(5, 2, GRID, order="families"),
     "factorised": lambda: smoe.FactorisedGate(5, 2, GRID),
-    "noisy": lambda: ScoreGate(smoe.TensorGate(5, 2, GRID), normalization="softmax"),
+    "noisy": lambda: ScoreGate(smoe.TensorGate(5, 2, GRID), normalisation="softmax"),
     "fixed": lambda: smoe.FixedGate(torch.zeros(5, *GRID), 2),
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -10,14 +10,14 @@ from torch import nn
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.ops import Routing, top_experts
 
-Normalization = Literal["none", "softmax", "abs", "abs_softmax"]
+Normalisation = Literal["none", "softmax", "abs", "abs_softmax"]
 
 
-def normalize_scores(scores: torch.Tensor, normalization: Normalization) -> torch.Tensor:
+def normalise_scores(scores: torch.Tensor, normalisation: Normalisation) -> torch.Tensor:
     """Normalises `(1 or B, X, P)` over the experts; `abs_softmax` takes the absolute value first."""
-    if normalization in ("abs", "abs_softmax"):
+    if normalisation in ("abs", "abs_softmax"):
         scores = scores.abs()
-    return scores.softmax(dim=1) if normalization in ("softmax", "abs_softmax") else scores
+    return scores.softmax(dim=1) if normalisation in ("softmax", "abs_softmax") else scores
 
 
 class ScoreGate(SpatialGate):
@@ -28,20 +28,20 @@ class ScoreGate(SpatialGate):
     Args:
         gate: Gate whose scores receive the noise.
         std: Standard deviation of the noise; 1 / num_experts if None, 0 for none.
-        normalization: `none`, `softmax`, `abs` or `abs_softmax`, over the experts and after the noise.
+        normalisation: `none`, `softmax`, `abs` or `abs_softmax`, over the experts and after the noise.
     """
 
-    def __init__(self, gate: SpatialGate, std: float | None = None, normalization: Normalization = "none") -> None:
+    def __init__(self, gate: SpatialGate, std: float | None = None, normalisation: Normalisation = "none") -> None:
         super().__init__(gate.num_experts, gate.num_selected, order=gate.order)
         if isinstance(gate, ScoreGate) or (std is not None and not std >= 0.0):
             raise ValueError(f"a ScoreGate needs a gate of another kind and a std of at least 0, got {gate}, {std}")
-        if normalization not in get_args(Normalization):
+        if normalisation not in get_args(Normalisation):
             raise ValueError(
-                f"normalization must be one of {', '.join(get_args(Normalization))}, got {normalization!r}"
+                f"normalisation must be one of {', '.join(get_args(Normalisation))}, got {normalisation!r}"
             )
         self.gate = gate
         self.std = 1.0 / gate.num_experts if std is None else std
-        self.normalization: Normalization = normalization
+        self.normalisation: Normalisation = normalisation
         self.looks_at_input = gate.looks_at_input
         # Scores before the noise, with it, and its standard deviation, in the last pass.
         self.last: tuple[torch.Tensor, torch.Tensor, float] | None = None
@@ -64,14 +64,14 @@ class ScoreGate(SpatialGate):
             noise = torch.randn((len(input), *clean.shape[1:]), dtype=clean.dtype, device=clean.device)
             noisy = clean + std * noise
         self.last = (clean, noisy, std)
-        scores = normalize_scores(noisy, self.normalization)
+        scores = normalise_scores(noisy, self.normalisation)
         return Routing(top_experts(scores, self.num_selected, self.order), scores)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "last": None}
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, std={self.std:g}, normalization={self.normalization!r}"
+        return f"{super().extra_repr()}, std={self.std:g}, normalisation={self.normalisation!r}"
 
 
 def squared_variation(per_expert: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def load_loss(
     noisy: torch.Tensor,
     num_selected: int,
     noise_std: float,
-    normalization: Normalization = "none",
+    normalisation: Normalisation = "none",
 ) -> torch.Tensor:
     """Squared coefficient of variation of the experts' loads.
 
@@ -127,11 +127,11 @@ def load_loss(
         noisy: Scores that decided, `(B, X, P)`.
         num_selected: E.
         noise_std: Standard deviation of the noise.
-        normalization: Normalisation of the gate; with an absolute value, a strongly negative score is selected too.
+        normalisation: Normalisation of the gate; with an absolute value, a strongly negative score is selected too.
     """
     if not noise_std > 0.0:
         raise ValueError("the load loss is defined only with routing noise: give the gate a ScoreGate with noise")
-    takes_absolute = normalization in ("abs", "abs_softmax")
+    takes_absolute = normalisation in ("abs", "abs_softmax")
     # The softmax keeps the order of the scores, so the threshold is taken before it.
     threshold = _last_selected(noisy.detach().abs() if takes_absolute else noisy.detach(), num_selected)
     # `ndtr`, the normal distribution function, without the checks of torch.distributions.
@@ -194,12 +194,12 @@ def auxiliary_loss(
     for gate, scores in routings.values():
         of_gate = gate.last if isinstance(gate, ScoreGate) else None
         clean, noisy, std = (scores, scores, 0.0) if of_gate is None else of_gate
-        normalization: Normalization = gate.normalization if isinstance(gate, ScoreGate) else "none"
+        normalisation: Normalisation = gate.normalisation if isinstance(gate, ScoreGate) else "none"
         if importance:
-            takes_absolute = normalization in ("abs", "abs_softmax")
-            losses.append(importance_loss(normalize_scores(clean, "abs_softmax" if takes_absolute else "softmax")))
+            takes_absolute = normalisation in ("abs", "abs_softmax")
+            losses.append(importance_loss(normalise_scores(clean, "abs_softmax" if takes_absolute else "softmax")))
         if load:
-            losses.append(load_loss(clean, noisy, gate.num_selected, std, normalization))
+            losses.append(load_loss(clean, noisy, gate.num_selected, std, normalisation))
         if spatial_agreement:
             losses.append(spatial_agreement_loss(scores))
     return weight * torch.stack(losses).sum()

@@ -111,10 +111,10 @@ def build_gate(model: recipes.SpatialMoEModel, region_map: np.ndarray) -> nn.Spa
         "random": lambda: nn.FixedGate.random(num_experts, num_selected, grid, init=model.gate_init, order=model.order),
     }
     gate = makers[model.gate]()
-    normalization = "none" if isinstance(gate, nn.FixedGate) else model.normalization
-    if normalization == "none" and not model.gate_noise:
+    normalisation = "none" if isinstance(gate, nn.FixedGate) else model.normalisation
+    if normalisation == "none" and not model.gate_noise:
         return gate
-    return ScoreGate(gate, None if model.gate_noise else 0.0, normalization)
+    return ScoreGate(gate, None if model.gate_noise else 0.0, normalisation)
 
 
 def _layer_maker(model: recipes.ConvNetModel) -> Callable[[int, int], torch.nn.Module]:

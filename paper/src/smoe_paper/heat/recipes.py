@@ -30,7 +30,7 @@ class SpatialMoEModel:
     experts_start: Literal["random", "true"] = "random"  # `true` starts the experts as the diffusion stencils.
     experts_frozen: bool = False  # Do not train the experts.
     # Normalisation of the gate's scores.
-    normalization: Literal["none", "softmax", "abs", "abs_softmax"] = "none"
+    normalisation: Literal["none", "softmax", "abs", "abs_softmax"] = "none"
     gate_noise: bool = False  # Add noise to the scores in training.
     weighted: bool = False  # Multiply the experts' outputs by their scores.
     order: Order = "score"  # Order of the selected experts.

@@ -186,10 +186,10 @@ _TABLES: dict[tuple[str, str, str, str], Iterable[tuple[Any, ...]]] = {
         ("perfect; yes; random; no", {**_END_TO_END, "gate": "fixed"}, 100.0),
         ("perfect; no; perfect; no", {**_END_TO_END, "gate_start": "true", "experts_start": "true"}, 100.0),
     ],
-    ("normalization", "Table C.1", "Normalisation of the scores", "normalisation"): [
-        ("softmax", {"normalization": "softmax"}, 100.0),
-        ("absolute value", {"normalization": "abs"}, 90.2, 0.3),
-        ("softmax and absolute value", {"normalization": "abs_softmax"}, 100.0),
+    ("normalisation", "Table C.1", "Normalisation of the scores", "normalisation"): [
+        ("softmax", {"normalisation": "softmax"}, 100.0),
+        ("absolute value", {"normalisation": "abs"}, 90.2, 0.3),
+        ("softmax and absolute value", {"normalisation": "abs_softmax"}, 100.0),
         ("none", SMOE, 100.0),
     ],
     (
