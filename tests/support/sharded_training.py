@@ -123,12 +123,13 @@ CASES = {
 
 
 def shard_each(net: nn.Module) -> nn.Module:
-    """Each layer is a unit that the user made, unless layers share parameters; the rest is one."""
+    """As users do: each layer is a unit, unless layers share parameters; the rest is one."""
     layers = [module for module in net.modules() if isinstance(module, smoe.nn.RoutedLayer)]
-    if len(_units(net)) == len(layers):
-        for layer in layers:
-            fully_shard(layer)
-    return smoe.nn.shard(net)
+    if len(_units(net)) < len(layers):
+        return smoe.nn.shard(net)
+    for layer in layers:
+        fully_shard(layer)
+    return fully_shard(net)
 
 
 WRAPPERS: dict[str, Callable[..., Any]] = {

@@ -167,7 +167,7 @@ def is_weight_normed(module: nn.Module) -> bool:
 
 # What a graph convolution must be made with, by its name; other values compute something else.
 _PLAIN_GRAPH_OPTIONS: dict[str, dict[str, tuple[object, ...]]] = {
-    "GCNConv": {"add_self_loops": (True,), "normalize": (True,)},
+    "GCNConv": {"add_self_loops": (True,), "normalize": (True,), "aggr": ("add", "sum")},
     "SAGEConv": {"normalize": (False,), "project": (False,)},
     "GraphConv": {},
 }

@@ -100,6 +100,7 @@ ADJACENCY = torch.sparse_coo_tensor(EDGES, torch.ones(EDGES.shape[1]), (N, N), c
         (SAGEConv(C, 3, root_weight=False).double(), (NODES.double(), EDGES), None),
         (GraphConv(C, 3, aggr="mean"), (NODES, EDGES, WEIGHT), None),
         (GraphConv(-1, 3), (torch.randn(2, N, C), EDGES), None),
+        (GCNConv(C, 3, aggr="max"), (NODES, EDGES), "its aggr is max"),
         (GCNConv(C, 3), (NODES, ADJACENCY), "its arguments are not tensors"),
         (GCNConv(C, 3, improved=True), (NODES, EDGES), None),
         (GCNConv(C, 3, improved=True), (NODES, EDGES, WEIGHT.abs()), None),
