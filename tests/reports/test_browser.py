@@ -17,7 +17,7 @@ import pytest
 
 from chromium import Browser, find_chromium
 from sample_reports import GRID, place_samples, random_gate, sample_report
-from smoe.reports.page import write_page
+from smoe.reports._page import write_page
 from smoe.reports.run_report import ErrorMap, RunReport
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium was found: apt-get install chromium")

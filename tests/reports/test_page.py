@@ -17,8 +17,8 @@ from sample_reports import GRID, place_samples, random_gate, sample_report
 from smoe._maps import Axis, Places, make_views, take, thinned
 from smoe.diagnostics import similarity_colours
 from smoe.errors import DataError
-from smoe.reports import page
-from smoe.reports.page_data import DETAILS, Detail, page_data
+from smoe.reports import _page as page
+from smoe.reports._page_data import DETAILS, Detail, page_data
 from smoe.reports.run_report import ErrorMap, Monitor, ScoreRow, ScoreSheet, headline
 
 WRITTEN = datetime(2026, 1, 2, tzinfo=UTC)

@@ -18,9 +18,9 @@ from smoe._maps import Axis, Places
 from smoe.diagnostics import fixed_choices
 from smoe.nn import HEALPixMoE
 from smoe.regression._scores import write_scores
+from smoe.reports._page import figures, write_page
+from smoe.reports._page_data import DETAILS, curves_of, page_data
 from smoe.reports.gate_maps import ranked, read_gates
-from smoe.reports.page import figures, write_page
-from smoe.reports.page_data import DETAILS, curves_of, page_data
 from smoe.reports.read_fit import FitData, labels_of, read_fit
 
 

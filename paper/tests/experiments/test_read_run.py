@@ -16,7 +16,7 @@ import torch
 from image_files import publish, write_idx_set
 from sample_reports import sample_report
 from smoe._maps import Places
-from smoe.reports.page import write_page
+from smoe.reports._page import write_page
 from smoe.reports.read_fit import read_and_compare, with_plain
 from smoe.reports.run_report import RunReport
 from smoe.training.run_directory import RunError

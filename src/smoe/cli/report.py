@@ -72,7 +72,7 @@ def parse_report(kind: type[R], args: list[str]) -> R:
 
 
 def write_report(options: Report, read: Callable[[Path, str], RunReport]) -> int:
-    from smoe.reports.page import write_page
+    from smoe.reports._page import write_page
     from smoe.reports.read_fit import read_and_compare
 
     output = options.output or next(iter(options.runs)) / "report.html"

@@ -21,8 +21,8 @@ from smoe._files import write_atomically
 from smoe._json import flatten
 from smoe._notebook import expert_colours, html_image
 from smoe.errors import DataError
+from smoe.reports._page_data import DETAILS, DIVERGING, page_data
 from smoe.reports.gate_maps import GateMap, as_picture
-from smoe.reports.page_data import DETAILS, DIVERGING, page_data
 from smoe.reports.run_report import RunReport, epochs_of, headline, plain_name, seconds_of, show_number
 from smoe.version import __version__
 
