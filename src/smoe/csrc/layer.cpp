@@ -27,6 +27,10 @@ struct smoe_layer {
 
 int smoe_family_layer(const smoe_geometry*, const float*, const float*, const float*, const int32_t*, uint16_t*,
                       const float*, const float*, float*, float*);
+int smoe_joint_weight_gradient(const smoe_geometry*, const float*, const float*, const int32_t*, float*);
+int smoe_joint_masked(const smoe_geometry*, const float*, const float*, const int32_t*, const uint16_t*, float*);
+int smoe_channel_input_gradient(const smoe_geometry*, const float*, const float*, const int32_t*, float*);
+int smoe_channel_masked(const smoe_geometry*, const float*, const float*, const int32_t*, const uint16_t*, float*);
 
 // Returns 2 if two pieces of memory differ.
 int smoe_equal(const void* one, const void* other, int64_t size) { return std::memcmp(one, other, size) == 0 ? 0 : 2; }
@@ -101,6 +105,19 @@ void add_mean_gradient(const smoe_geometry& g, const float* by_bias, const float
     }
 }
 
+// The same of a family of two, by the bits of its masks.
+void add_by_bit(const float* values, const uint16_t* masks, int64_t bit, int64_t count, double* sums) {
+    float even = 0.0f, odd = 0.0f;
+#pragma omp simd reduction(+ : even, odd)
+    for (int64_t i = 0; i < count; ++i) {
+        const bool is_odd = (masks[i] >> bit & 1) != 0;
+        even += is_odd ? 0.0f : values[i];
+        odd += is_odd ? values[i] : 0.0f;
+    }
+    sums[0] += even;
+    sums[1] += odd;
+}
+
 // Adds the values of each expert; where few experts occur, as in a family, by comparisons in vector lanes.
 void add_by_expert(const float* values, const int32_t* experts, int64_t count, double* sums) {
     int32_t least = experts[0], most = experts[0];
@@ -136,6 +153,7 @@ struct ErrorSweep {
     const int32_t* indices;
     float *by_z, *by_scale, *by_offset, *by_bias;
     const float *y = nullptr, *offset = nullptr;
+    const uint16_t* masks = nullptr;              // of families of two, in place of the indices
     std::vector<std::vector<int64_t>> lost = {};  // by group: no gradient of the scale yet
 
     // Whether the sum of the error of z is finite.
@@ -203,8 +221,9 @@ struct ErrorSweep {
         if (by_offset != nullptr) std::copy_n(added, count, by_offset + begin);
         for (int64_t i = 0; scale != nullptr && i < count; ++i) added[i] *= factors[i];
         if (by_bias != nullptr) {
-            add_by_expert(added, indices + begin, count, sums);
-            return;
+            const int64_t plane = g.output_height * g.output_width, slot = begin / plane;
+            if (masks == nullptr) return add_by_expert(added, indices + begin, count, sums);
+            return add_by_bit(added, masks + slot / 16 * plane + begin % plane, slot % 16, count, sums + 2 * slot);
         }
         float total = 0.0f;
 #pragma omp simd reduction(+ : total)
@@ -320,14 +339,16 @@ int smoe_layer_forward(const smoe_layer* layer, const float* x, const float* wei
 }
 
 // Gradients that are null are not asked for; by_z, which may be z, is needed with a scale, by_bias with a mean. z: what
-// was scaled; it may be missing if y and the offset are there. biases: as they were used. Returns 3 if z is needed.
+// was scaled; it may be missing if y and the offset are there. biases: as they were used. masks: as above. Returns 3 if
+// z is needed.
 int smoe_layer_backward(const smoe_layer* layer, const float* error, const float* x, const float* weight,
-                        const float* biases, const float* mean, const int32_t* indices, const float* scale,
-                        const float* offset, const float* y, const float* z, float* by_z, float* by_scale,
-                        float* by_offset, float* by_bias, float* by_x, float* by_weight, int64_t* is_finite) {
+                        const float* biases, const float* mean, const int32_t* indices, const uint16_t* masks,
+                        const float* scale, const float* offset, const float* y, const float* z, float* by_z,
+                        float* by_scale, float* by_offset, float* by_bias, float* by_x, float* by_weight,
+                        int64_t* is_finite) {
     const smoe_geometry& g = layer->geometry;
     try {
-        smoe::ErrorSweep sweep{g, error, z, scale, indices, by_z, by_scale, by_offset, by_bias, y, offset};
+        smoe::ErrorSweep sweep{g, error, z, scale, indices, by_z, by_scale, by_offset, by_bias, y, offset, masks};
         *is_finite = sweep.run();
         std::vector<int64_t> lost;
         for (const std::vector<int64_t>& some : sweep.lost) lost.insert(lost.end(), some.begin(), some.end());
@@ -340,11 +361,15 @@ int smoe_layer_backward(const smoe_layer* layer, const float* error, const float
         if (scale != nullptr) error = by_z;
         int code = 0;
         if (by_x != nullptr) {
-            code = layer->input_gradient[0](&g, error, weight, indices, by_x);
+            code = masks != nullptr && layer->input_gradient[0] == smoe_channel_input_gradient
+                       ? smoe_channel_masked(&g, error, weight, indices, masks, by_x)
+                       : layer->input_gradient[0](&g, error, weight, indices, by_x);
             if (code == 2) code = layer->input_gradient[1](&g, error, weight, indices, by_x);
         }
         if (code == 0 && by_weight != nullptr) {
-            code = layer->weight_gradient[0](&g, x, error, indices, by_weight);
+            code = masks != nullptr && layer->weight_gradient[0] == smoe_joint_weight_gradient
+                       ? smoe_joint_masked(&g, x, error, indices, masks, by_weight)
+                       : layer->weight_gradient[0](&g, x, error, indices, by_weight);
             if (code == 2) code = layer->weight_gradient[1](&g, x, error, indices, by_weight);
             if (code == 0 && mean != nullptr) smoe::add_mean_gradient(g, by_bias, mean, by_weight);
         }

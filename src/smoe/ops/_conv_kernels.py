@@ -262,7 +262,7 @@ def make_problem(
     if library is not None and not is_tiny:
         if library.has_family_lanes and suits_family_lanes(geometry):
             kernels["forward"].insert(0, f"{FAMILY}_forward")
-        if library.instruction_set != "portable" and suits_joint_lists(geometry):
+        if library.instruction_set != "portable" and suits_joint_lists(geometry, has_wide_lanes):
             kernels["weight_gradient"].insert(0, f"{JOINT}_weight_gradient")
         if has_wide_lanes and suits_channel_lanes(geometry, library.has_family_lanes):
             kernels["input_gradient"].insert(0, f"{CHANNEL}_input_gradient")
@@ -277,11 +277,11 @@ def suits_family_lanes(geometry: Geometry) -> bool:
     return geometry.experts == 2 * geometry.selected >= 2 * share * lanes
 
 
-def suits_joint_lists(geometry: Geometry) -> bool:
+def suits_joint_lists(geometry: Geometry, has_wide_lanes: bool) -> bool:
     """Whether the weight gradient is faster by joint choices of several families, if the routing has families."""
     num_candidates, rest = divmod(geometry.experts, geometry.selected)
-    # The lists of more candidates are short, and pay where other kernels are at their worst.
-    is_short = num_candidates in (3, 4) and 6 <= geometry.batch < 16
+    # Narrow lanes: the lists of more candidates are short, and pay where other kernels are at their worst.
+    is_short = num_candidates in (3, 4) and (has_wide_lanes or 6 <= geometry.batch < 16)
     return rest == 0 and geometry.selected >= 4 and (num_candidates == 2 or is_short)
 
 

@@ -94,7 +94,7 @@ class LayerCall:
         addresses = [ctypes.cast(each, ctypes.c_void_p).value for each in functions]
         self._layer = _Layer(problem.geometry, (ctypes.c_void_p * 5)(*addresses))
         library.functions.smoe_layer_forward.argtypes = [ctypes.c_void_p] * 13
-        library.functions.smoe_layer_backward.argtypes = [ctypes.c_void_p] * 18
+        library.functions.smoe_layer_backward.argtypes = [ctypes.c_void_p] * 19
         # Whether outputs were changed in place, as by `nn.ReLU(inplace=True)`: what was scaled cannot be found again.
         self.keeps_scaled = False
 
@@ -153,8 +153,9 @@ class LayerCall:
         by_scaled = (
             None if bank.scale is None else scaled if scaled is not None and is_last else torch.empty_like(error)
         )
+        masks = self._masks_of(indices)
         while True:
-            parts = (error, input, bank.weight, biases, bank.mean, indices, bank.scale, bank.offset)
+            parts = (error, input, bank.weight, biases, bank.mean, indices, masks, bank.scale, bank.offset)
             found = (None if scaled is not None else output, scaled, by_scaled)
             done = (*parts, *found, *by_affine, by_bias, by_input, by_weight, finite)
             if not self._call("smoe_layer_backward", *done):

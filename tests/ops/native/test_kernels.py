@@ -173,6 +173,23 @@ def test_channels_of_families(instruction_set: str, num_candidates: int) -> None
         check(library, CHANNEL, dataclasses.replace(case, **shape), (1, 8))
 
 
+def test_masks_are_in_place_of_indices() -> None:
+    library = open_build("avx512")
+    if not library.has_family_lanes:
+        pytest.skip("the kernels that blend are not fast here")
+    input, weight, error = torch.randn(1, 35, 9, 40), torch.randn(74, 35, 3, 3), torch.randn(1, 37, 9, 40)
+    indices = (2 * torch.arange(37)[:, None] + torch.randint(2, (37, 360)))[None].int()
+    geometry = ctypes.byref(make_problem(input.shape, weight.shape, indices.shape, 1, "zeros", 2).geometry)
+    masks = torch.zeros(3, 360, dtype=torch.int16)
+    assert library.call("smoe_family_masks", geometry, indices, masks)
+    for kernel, way, given in ((JOINT, "weight", (input, error)), (CHANNEL, "input", (error, weight))):
+        expected, found = (torch.full_like(weight if way == "weight" else input, torch.nan) for _ in range(2))
+        assert library.call(f"{kernel}_{way}_gradient", geometry, *given, indices, expected)
+        # The indices are not read.
+        assert library.call(f"{kernel}_masked", geometry, *given, torch.zeros_like(indices), masks, found)
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("place", [0, 1000, 2 * 9 * 130 - 1])
 @pytest.mark.parametrize("kernel", [FAMILY, JOINT, CHANNEL])
 def test_the_kernels_of_families_refuse_other_routings(kernel: str, place: int) -> None:

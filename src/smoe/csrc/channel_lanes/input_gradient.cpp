@@ -151,11 +151,13 @@ class InputGradient {
     static constexpr bool kIsBlended = std::is_same<Choice, uint16_t>::value;
 
  public:
-    InputGradient(const smoe_geometry& geometry, const float* g, const float* weight, const int32_t* indices, float* dx)
+    InputGradient(const smoe_geometry& geometry, const float* g, const float* weight, const int32_t* indices,
+                  const uint16_t* masks, float* dx)
         : g_(geometry),
           gradient_(g),
           weight_(weight),
           indices_(indices),
+          masks_(masks),
           dx_(dx),
           candidates_(g_.experts / g_.selected),
           taps_(g_.kernel_height * kColumns),
@@ -229,9 +231,15 @@ class InputGradient {
             const float* filter = weight_ + (expert * g_.channels + first) * taps_;
             float* target = packed_weight_ + (block * g_.experts + expert) * taps_ * tap_;
             if (count < tap_) std::memset(target, 0, taps_ * tap_ * sizeof(float));
+            int64_t first_lane = 0;
+            for (; taps_ <= kRegisterLanes && first_lane + kRegisterLanes <= count; first_lane += kRegisterLanes) {
+                float* rows[kRegisterLanes];
+                for (int64_t tap = 0; tap < taps_; ++tap) rows[tap] = target + (taps_ - 1 - tap) * tap_ + first_lane;
+                expert_lists::spread_taps(filter + first_lane * taps_, taps_, rows);
+            }
             for (int64_t tap = 0; tap < taps_; ++tap) {
                 float* lanes = target + (taps_ - 1 - tap) * tap_;
-                for (int64_t c = 0; c < count; ++c) lanes[c] = filter[c * taps_ + tap];
+                for (int64_t c = first_lane; c < count; ++c) lanes[c] = filter[c * taps_ + tap];
             }
         }
     }
@@ -258,7 +266,11 @@ class InputGradient {
                 float* target = gradients + i * pitch_;
                 Choice* mask = choices + i * pitch_;
                 uint32_t others = 0;
-                for (int64_t x = 0; x < width; ++x) {
+                if (kIsBlended && masks_ != nullptr) {
+                    const uint16_t *bits = masks_ + slot / 16 * plane + place, bit = 1 << slot % 16;
+                    for (int64_t x = 0; x < width; ++x) mask[left_ + x] = (bits[x] & bit) != 0 ? choice(1) : Choice{};
+                }
+                for (int64_t x = 0; x < width && masks_ == nullptr; ++x) {
                     const uint32_t candidate = static_cast<uint32_t>(chosen[x]) - first;
                     others |= candidate >= count;
                     mask[left_ + x] = choice(candidate < count ? candidate : 0);
@@ -337,6 +349,7 @@ class InputGradient {
     const smoe_geometry g_;
     const float *gradient_, *weight_;
     const int32_t* indices_;
+    const uint16_t* masks_;  // of families of two, in place of the indices, or none
     float* dx_;
     const int64_t candidates_, taps_, pitch_, left_;    // floats of a padded row, and before its first pixel
     int64_t vectors_, tap_, blocks_;                    // vectors and floats of a tap in a block of channels
@@ -344,20 +357,17 @@ class InputGradient {
     float* packed_weight_ = nullptr;
 };
 
-template <typename Choice>
-int run(const smoe_geometry& geometry, const float* g, const float* weight, const int32_t* indices, float* dx) {
-    return InputGradient<Choice>(geometry, g, weight, indices, dx).run() ? 0 : 2;
-}
-
 }  // namespace
 }  // namespace channel_lanes
 }  // namespace smoe
 
-extern "C" int smoe_family_is_fast(void);
+extern "C" {
 
-// Returns 2 if the geometry or the routing is another than the first comment says; dx then holds nothing of use.
-extern "C" int smoe_channel_input_gradient(const smoe_geometry* geometry, const float* g, const float* weight,
-                                           const int32_t* indices, float* dx) {
+int smoe_family_is_fast(void);
+
+// With the masks of families of two, which are in place of the indices; or with none.
+int smoe_channel_masked(const smoe_geometry* geometry, const float* g, const float* weight, const int32_t* indices,
+                        const uint16_t* masks, float* dx) {
     using namespace smoe::channel_lanes;
     const smoe_geometry& shape = *geometry;
     if (shape.stride != 1 || shape.kernel_width != kColumns || shape.depth * shape.kernel_depth != 1) return 2;
@@ -365,11 +375,19 @@ extern "C" int smoe_channel_input_gradient(const smoe_geometry* geometry, const 
     try {
 #if defined(__AVX512F__)
         if (shape.experts == 2 * shape.selected && shape.kernel_height == 3 && smoe_family_is_fast() == 0) {
-            return run<uint16_t>(shape, g, weight, indices, dx);
+            return InputGradient<uint16_t>(shape, g, weight, indices, masks, dx).run() ? 0 : 2;
         }
 #endif
-        return run<int32_t>(shape, g, weight, indices, dx);
+        return InputGradient<int32_t>(shape, g, weight, indices, nullptr, dx).run() ? 0 : 2;
     } catch (const std::bad_alloc&) {
         return 1;
     }
 }
+
+// Returns 2 if the geometry or the routing is another than the first comment says; dx then holds nothing of use.
+int smoe_channel_input_gradient(const smoe_geometry* geometry, const float* g, const float* weight,
+                                const int32_t* indices, float* dx) {
+    return smoe_channel_masked(geometry, g, weight, indices, nullptr, dx);
+}
+
+}  // extern "C"

@@ -126,7 +126,7 @@ class Forward {
           weight_(weight),
           bias_(bias),
           y_(y) {
-        passes_ = cut_passes(geometry, layout_, kRows, kVectors);
+        passes_ = cut_passes(geometry, plan_->tiling(), layout_, kRows, kVectors);
         for (const Pass& pass : passes_) {
             steps_.emplace_back();
             for (const Part& part : pass.parts) {

@@ -38,6 +38,16 @@ inline Vector load_vector(const float* source) {  // any alignment
     return vector;
 }
 
+// The same, in a register: GCC gives each multiply-add that uses it the memory as an operand, and to load it again and
+// again takes as long as the multiply-adds.
+inline Vector load_once(const float* source) {
+    Vector vector = load_vector(source);
+#if defined(__AVX512F__) && defined(__GNUC__)
+    __asm__("" : "+v"(vector));
+#endif
+    return vector;
+}
+
 inline void store_vector(float* target, Vector vector) { std::memcpy(target, &vector, sizeof(vector)); }
 
 inline Vector broadcast_vector(float value) { return value - Vector{}; }
@@ -187,6 +197,34 @@ inline void transpose(const T* source, int64_t source_pitch, int64_t height, int
     }
 }
 
+// The taps of a vector's channels, (kWidth, taps) to a row of channels for each tap, and back. Whole vectors are copied
+// as long as they stay within the filters.
+inline void spread_taps(const float* source, int64_t taps, float* const* rows) {
+    alignas(64) float packed[kWidth * kWidth] = {}, turned[kWidth * kWidth];
+    for (int64_t c = 0; c < kWidth; ++c, source += taps) {
+        if ((kWidth - c) * taps >= kWidth) {
+            store_vector(packed + c * kWidth, load_vector(source));
+        } else {
+            for (int64_t tap = 0; tap < taps; ++tap) packed[c * kWidth + tap] = source[tap];
+        }
+    }
+    transpose_square(packed, kWidth, turned, kWidth);
+    for (int64_t tap = 0; tap < taps; ++tap) store_vector(rows[tap], load_vector(turned + tap * kWidth));
+}
+
+inline void gather_taps(const float* const* rows, int64_t taps, float* target) {
+    alignas(64) float packed[kWidth * kWidth] = {}, turned[kWidth * kWidth];
+    for (int64_t tap = 0; tap < taps; ++tap) store_vector(packed + tap * kWidth, load_vector(rows[tap]));
+    transpose_square(packed, kWidth, turned, kWidth);
+    for (int64_t c = 0; c < kWidth; ++c, target += taps) {
+        if ((kWidth - c) * taps >= kWidth) {
+            store_vector(target, load_vector(turned + c * kWidth));  // the next channel overwrites the rest
+        } else {
+            for (int64_t tap = 0; tap < taps; ++tap) target[tap] = turned[c * kWidth + tap];
+        }
+    }
+}
+
 // Channels that are convolved together, and where they lie in the packed input of a sample and in packed weights.
 struct Block {
     int64_t first_channel, channels;
@@ -226,19 +264,22 @@ inline int64_t padded_source_column(const smoe_geometry& geometry, int64_t padde
 
 class Layout {
  public:
-    explicit Layout(const smoe_geometry& geometry) : geometry_(geometry) {
+    // A row of 96 floats: with three rows, what the registers of AVX-512 hold of one expert.
+    explicit Layout(const smoe_geometry& geometry) : Layout(geometry, Tiling(geometry), 96) {}
+
+    Layout(const smoe_geometry& geometry, const Tiling& tiling, int64_t row_floats) : geometry_(geometry) {
         const int64_t kernel_width = geometry.kernel_width;
         written_out_ = geometry.channels < kWidth && ceil_divide(kernel_width * geometry.channels, kWidth) <
                                                          kernel_width * ceil_divide(geometry.channels, kWidth);
-        // A row of 96 floats: with three rows, what the registers of AVX-512 hold.
-        block_channels_ = std::max<int64_t>(96 / kernel_width / 16, 1) * 16;
+        block_channels_ = std::max<int64_t>(row_floats / kernel_width / 16, 1) * 16;
         padded_rows_ = padded_row(geometry, geometry.output_height - 1, geometry.kernel_height - 1) + 1;
         padded_columns_ = std::max((geometry.output_width - 1) * geometry.stride + kernel_width,
                                    geometry.column_padding + geometry.width);
         packed_channels_ = round_up(geometry.channels, kWidth);
         const int64_t last_width = (packed_channels_ - 1) % block_channels_ + 1;
-        last_pitch_ = spread_rows(padded_columns_ * last_width, last_width);
-        row_pitch_ = blocks() > 1 ? spread_rows(padded_columns_ * block_channels_, block_channels_) : last_pitch_;
+        last_pitch_ = spread_rows(tiling, padded_columns_ * last_width, last_width);
+        row_pitch_ = last_pitch_;
+        if (blocks() > 1) row_pitch_ = spread_rows(tiling, padded_columns_ * block_channels_, block_channels_);
     }
 
     bool written_out() const { return written_out_; }
@@ -333,7 +374,16 @@ class Layout {
             for (int64_t y = 0; y < rows; ++y) std::memset(target + y * row_pitch, 0, block.row_floats * sizeof(float));
         }
         const float* source = weight + block.first_channel * rows * columns;
-        for (int64_t c = 0; c < block.channels; ++c) {
+        int64_t c = 0;
+        for (; rows * columns <= kWidth && c + kWidth <= block.channels;
+             c += kWidth, source += kWidth * rows * columns) {
+            float* taps[kWidth];
+            for (int64_t tap = 0; tap < rows * columns; ++tap) {
+                taps[tap] = target + tap / columns * row_pitch + tap % columns * block.width + c;
+            }
+            spread_taps(source, rows * columns, taps);
+        }
+        for (; c < block.channels; ++c) {
             for (int64_t y = 0; y < rows; ++y) {
                 for (int64_t x = 0; x < columns; ++x) target[y * row_pitch + x * block.width + c] = *source++;
             }
@@ -343,7 +393,16 @@ class Layout {
     void unpack_taps(const float* packed, const Block& block, int64_t row_pitch, float* weight) const {
         const int64_t rows = geometry_.kernel_height, columns = geometry_.kernel_width;
         float* target = weight + block.first_channel * rows * columns;
-        for (int64_t c = 0; c < block.channels; ++c) {
+        int64_t c = 0;
+        for (; rows * columns <= kWidth && c + kWidth <= block.channels;
+             c += kWidth, target += kWidth * rows * columns) {
+            const float* taps[kWidth];
+            for (int64_t tap = 0; tap < rows * columns; ++tap) {
+                taps[tap] = packed + tap / columns * row_pitch + tap % columns * block.width + c;
+            }
+            gather_taps(taps, rows * columns, target);
+        }
+        for (; c < block.channels; ++c) {
             for (int64_t y = 0; y < rows; ++y) {
                 for (int64_t x = 0; x < columns; ++x) *target++ = packed[y * row_pitch + x * block.width + c];
             }
@@ -353,9 +412,8 @@ class Layout {
  private:
     // The pitch of padded rows, at least `row_floats`, at which the rows of a tile's inputs share the sets of the first
     // level cache evenly: the kernels read all of them again and again, and they fill most of it.
-    int64_t spread_rows(int64_t row_floats, int64_t width) const {
+    int64_t spread_rows(const Tiling& tiling, int64_t row_floats, int64_t width) const {
         constexpr int64_t kLine = 16, kSets = 64;
-        const Tiling tiling(geometry_);
         const int64_t rows = (tiling.height - 1) * geometry_.stride + kernel_slice_height(geometry_);
         const int64_t columns = (tiling.width - 1) * geometry_.stride + geometry_.kernel_width;
         const int64_t lines = ceil_divide(std::min(columns * width, row_floats), kLine);
@@ -461,10 +519,9 @@ struct Pass {
 };
 
 // Cuts the taps of all blocks into passes, and each into parts.
-inline std::vector<Pass> cut_passes(const smoe_geometry& geometry, const Layout& layout, int64_t most_rows,
-                                    int64_t most_vectors) {
+inline std::vector<Pass> cut_passes(const smoe_geometry& geometry, const Tiling& tiling, const Layout& layout,
+                                    int64_t most_rows, int64_t most_vectors) {
     constexpr int64_t kMostFloats = 6400;  // as for a plane: see Tiling
-    const Tiling tiling(geometry);
     const int64_t taps = kernel_slice_height(geometry), rows = (tiling.height - 1) * geometry.stride + taps;
     std::vector<Pass> passes;
     for (int64_t number = 0; number < layout.blocks(); ++number) {

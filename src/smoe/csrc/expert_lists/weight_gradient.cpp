@@ -79,7 +79,7 @@ class WeightGradient {
           x_(x),
           g_(g),
           dw_(dw) {
-        passes_ = cut_passes(geometry, layout_, kRows, kVectors);
+        passes_ = cut_passes(geometry, tiling_, layout_, kRows, kVectors);
         for (const Pass& pass : passes_) {
             steps_.emplace_back();
             for (const Part& part : pass.parts) {

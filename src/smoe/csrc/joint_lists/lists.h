@@ -21,10 +21,12 @@ namespace joint_lists {
 using expert_lists::Tile;
 using expert_lists::Tiling;
 
-constexpr int kMostSlots = 4;                           // of a group
-constexpr int kMostLists = 16;                          // of a group in a tile: more would be too short
-constexpr int kMostPixels = 512;                        // of a tile: their inputs fit L2, and the lists are long
-constexpr int kVectors = kRegisterLanes == 16 ? 6 : 2;  // of a kernel row's taps that registers hold for each slot
+constexpr int kMostSlots = 3;                        // of a group
+constexpr int kMostLists = 16;                       // of a group in a tile: more would be too short
+constexpr int kMostPixels = 512;                     // of a tile: its inputs fill L1, and the lists are long
+constexpr int kRows = kRegisterLanes == 16 ? 3 : 1;  // of a kernel that registers hold for each slot,
+constexpr int kVectors = 3;                          // and vectors of each
+constexpr int64_t kRowFloats = 3 * kLanes;           // of a kernel's row in a block of channels
 
 // Larger tiles than those of the experts' lists.
 inline Tiling joint_tiling(const smoe_geometry& geometry) {
@@ -83,21 +85,22 @@ class Lists {
         }
     }
 
-    // Returns false if an index is not one of its family's.
-    bool sort(const int32_t* indices) {
+    // Returns false if an index is not one of its family's. masks: those of families of two, or none.
+    bool sort(const int32_t* indices, const uint16_t* masks) {
         bool is_family = true;
 #pragma omp parallel for num_threads(geometry_.threads) schedule(static) reduction(&& : is_family)
         for (int64_t number = 0; number < tiling_.count(); ++number) {
             const Tile tile(tiling_, number);
             for (int64_t group = 0; group < groups_; ++group) {
-                is_family = is_family && sort_group(tile, number, group, indices) == 0;
+                is_family = is_family && sort_group(tile, number, group, indices, masks) == 0;
             }
         }
         return is_family;
     }
 
  private:
-    uint32_t sort_group(const Tile& tile, int64_t number, int64_t group, const int32_t* indices) {
+    uint32_t sort_group(const Tile& tile, int64_t number, int64_t group, const int32_t* indices,
+                        const uint16_t* masks) {
         const int64_t width = tiling_.output_width, plane = tiling_.output_height * width;
         uint32_t choices[kMostPixels], is_other = 0, factor = 1;
         std::fill_n(choices, tile.height * tiling_.width, 0);
@@ -105,8 +108,16 @@ class Lists {
         for (int64_t slot = first_slot(group); slot < first_slot(group + 1); ++slot, factor *= candidates) {
             const uint32_t first = static_cast<uint32_t>(slot) * candidates;
             for (int64_t y = 0; y < tile.height; ++y) {
-                const int32_t* row = indices + slot * plane + (tile.row + y) * width + tile.column;
+                const int64_t place = (tile.row + y) * width + tile.column;
                 uint32_t* target = choices + y * tiling_.width;
+                if (masks != nullptr) {
+                    const uint16_t* bits = masks + slot / 16 * plane + place;
+                    for (int64_t x = 0; x < tile.width; ++x) {
+                        target[x] += static_cast<uint32_t>(bits[x] >> slot % 16 & 1) * factor;
+                    }
+                    continue;
+                }
+                const int32_t* row = indices + slot * plane + place;
                 prefetch_row(row + tile.width, tile.width);
                 for (int64_t x = 0; x < tile.width; ++x) {
                     const uint32_t place = static_cast<uint32_t>(row[x]) - first;
@@ -150,10 +161,10 @@ inline void gather_slots(const float* source, int64_t plane, int64_t width, cons
     for (int64_t y = 0; y < tile.height; ++y) {
         const float* row = source + y * width;
         float* place = together + y * tiling.width * kSlots;
-#pragma GCC unroll 4
+#pragma GCC unroll 3
         for (int j = 0; j < kSlots; ++j) prefetch_row(row + j * plane + tile.width, tile.width);
         for (int64_t x = 0; x < tile.width; ++x) {
-#pragma GCC unroll 4
+#pragma GCC unroll 3
             for (int j = 0; j < kSlots; ++j) place[x * kSlots + j] = row[j * plane + x];
         }
     }

@@ -1,9 +1,10 @@
 // dweight = gradient of the routed convolution by its weights, for families, by lists of joint choices.
 //
-// Registers: accumulators for up to 6 vectors of a kernel row's taps (of 32 channels, with AVX-512) of each filter of a
-// group, and the output gradients of the group at a pixel. The pixels of a list stream past; an input that is loaded
-// serves all filters of the group.
-// Caches: L1 holds the tile's inputs of a channel block, and the sums of a group's experts (8 x 288 floats).
+// Registers: accumulators for three vectors of each of three kernel rows (16 channels, with AVX-512) of each filter of
+// a group of up to three, and the output gradients of the group at a pixel. The pixels of a list stream past; an input
+// that is loaded serves all filters of the group: a core loads one vector of such scattered places in a cycle, and
+// multiplies and adds two.
+// Caches: L1 holds the tile's inputs of a channel block, L2 the sums of its experts (X x 144 floats).
 // Loops: band > (range of groups, pass) > group > sample > tile > list > part of the taps > pixels; a pass is a channel
 // block and some slices of the kernel. Threads share out pairs of a pass and a range of groups. An expert's gradient is
 // summed in the order of bands, samples and tiles by whatever threads.
@@ -19,59 +20,81 @@ namespace {
 
 using namespace expert_lists;
 
-// targets[j] += the sum over the pixels, of which there is one at least, of the gradient of slot j times the input.
-template <int kSlots, int kV>
+// targets[j] += the sum over the pixels, of which there is one at least, of the gradient of slot j times the input, for
+// kernel rows that lie `pitches.target` floats apart, and their inputs `pitches.input`.
+struct Pitches {
+    int64_t input, target;
+};
+
+template <int kSlots, int kR, int kV>
 void accumulate(const float* first_input, const int32_t* offsets, const uint16_t* pixels, const float* gradients,
-                int64_t count, float* const* targets) {
-    Vector sums[kSlots][kV];
-#pragma GCC unroll 4
+                int64_t count, const Pitches& pitches, float* const* targets) {
+    Vector sums[kSlots][kR][kV];
+#pragma GCC unroll 3
     for (int j = 0; j < kSlots; ++j) {
-#pragma GCC unroll 6
-        for (int v = 0; v < kV; ++v) sums[j][v] = load_vector(targets[j] + v * kWidth);
+#pragma GCC unroll 3
+        for (int r = 0; r < kR; ++r) {
+            const float* target = targets[j] + r * pitches.target;
+#pragma GCC unroll 3
+            for (int v = 0; v < kV; ++v) sums[j][r][v] = load_vector(target + v * kWidth);
+        }
     }
+    const int64_t input_pitch = pitches.input;
     const uint16_t* end = pixels + count;
     do {
-        const float* row = row_start(first_input + offsets[*pixels]);
+        const float* row = first_input + offsets[*pixels];
         Vector factors[kSlots];
-#pragma GCC unroll 4
+#pragma GCC unroll 3
         for (int j = 0; j < kSlots; ++j) factors[j] = broadcast_vector(gradients[j]);
-#pragma GCC unroll 6
-        for (int v = 0; v < kV; ++v) {
-            const Vector input = load_vector(row + v * kWidth);
-#pragma GCC unroll 4
-            for (int j = 0; j < kSlots; ++j) sums[j][v] += factors[j] * input;
+#pragma GCC unroll 3
+        for (int r = 0; r < kR; ++r) {
+            row = row_start(r == 0 ? row : row + input_pitch);
+#pragma GCC unroll 3
+            for (int v = 0; v < kV; ++v) {
+                const Vector input = load_once(row + v * kWidth);
+#pragma GCC unroll 3
+                for (int j = 0; j < kSlots; ++j) sums[j][r][v] += factors[j] * input;
+            }
         }
         gradients += kSlots;
     } while (++pixels != end);
-#pragma GCC unroll 4
+#pragma GCC unroll 3
     for (int j = 0; j < kSlots; ++j) {
-#pragma GCC unroll 6
-        for (int v = 0; v < kV; ++v) store_vector(targets[j] + v * kWidth, sums[j][v]);
+#pragma GCC unroll 3
+        for (int r = 0; r < kR; ++r) {
+            float* target = targets[j] + r * pitches.target;
+#pragma GCC unroll 3
+            for (int v = 0; v < kV; ++v) store_vector(target + v * kWidth, sums[j][r][v]);
+        }
     }
 }
 
-using Accumulate = void (*)(const float*, const int32_t*, const uint16_t*, const float*, int64_t, float* const*);
+using Accumulate = void (*)(const float*, const int32_t*, const uint16_t*, const float*, int64_t, const Pitches&,
+                            float* const*);
 
 template <int... kNumber>
-Accumulate pick_kernel(int slots, int vectors, std::integer_sequence<int, kNumber...>) {
-    static constexpr Accumulate kKernels[] = {accumulate<kNumber / kVectors + 1, kNumber % kVectors + 1>...};
-    return kKernels[(slots - 1) * kVectors + vectors - 1];
+Accumulate pick_kernel(int slots, const Part& part, std::integer_sequence<int, kNumber...>) {
+    static constexpr Accumulate kKernels[] = {
+        accumulate<kNumber / (kRows * kVectors) + 1, kNumber / kVectors % kRows + 1, kNumber % kVectors + 1>...};
+    return kKernels[((slots - 1) * kRows + part.rows - 1) * kVectors + part.vectors - 1];
 }
 
 class WeightGradient {
  public:
-    WeightGradient(const smoe_geometry& geometry, const float* x, const float* g, const int32_t* indices, float* dw)
+    WeightGradient(const smoe_geometry& geometry, const float* x, const float* g, const int32_t* indices,
+                   const uint16_t* masks, float* dw)
         : geometry_(geometry),
-          layout_(geometry),
           tiling_(joint_tiling(geometry)),
+          layout_(geometry, tiling_, kRowFloats),
           lists_(geometry, tiling_),
-          passes_(cut_passes(geometry, layout_, 1, kVectors)),
+          passes_(cut_passes(geometry, tiling_, layout_, kRows, kVectors)),
           bands_(cut_bands(geometry, tiling_,
                            tiling_.height * sizeof(float) *
                                (geometry.stride * layout_.row_floats() + geometry.selected * geometry.output_width))),
           x_(x),
           g_(g),
           indices_(indices),
+          masks_(masks),
           dw_(dw) {
         items_ = geometry.selected * geometry.output_height * geometry.output_width;
         int64_t packed_rows = 0, listed_pixels = 0;
@@ -89,7 +112,7 @@ class WeightGradient {
         const int64_t blocks = layout_.blocks(), passes = static_cast<int64_t>(passes_.size());
         // Enough parts for the threads to share, each with a few groups for a tile's inputs that it brings to L1.
         const int64_t parts = std::min<int64_t>(lists_.groups(), 4 * geometry_.threads);
-        if (!lists_.sort(indices_)) return false;
+        if (!lists_.sort(indices_, masks_)) return false;
 #pragma omp parallel num_threads(geometry_.threads)
         {
 #pragma omp for schedule(static) nowait
@@ -185,23 +208,24 @@ class WeightGradient {
                 for (int j = 0; j < slots; ++j) {
                     targets[j] = expert_sums(block, experts[j]) + part.row * block.row_floats + part.column;
                 }
-                constexpr auto kAll = std::make_integer_sequence<int, kMostSlots * kVectors>{};
-                pick_kernel(slots, part.vectors, kAll)(inputs.corner + part.padded_row * inputs.row_pitch + part.column,
-                                                       inputs.offsets, pixels + begin, gradients + begin * slots, count,
-                                                       targets);
+                constexpr auto kAll = std::make_integer_sequence<int, kMostSlots * kRows * kVectors>{};
+                pick_kernel(slots, part, kAll)(inputs.corner + part.padded_row * inputs.row_pitch + part.column,
+                                               inputs.offsets, pixels + begin, gradients + begin * slots, count,
+                                               {inputs.row_pitch, block.row_floats}, targets);
             }
         });
     }
 
     Scratch scratch_;
     const smoe_geometry geometry_;
-    const Layout layout_;
     const Tiling tiling_;
+    const Layout layout_;
     Lists lists_;
     const std::vector<Pass> passes_;
     const std::vector<Band> bands_;
     const float *x_, *g_;
     const int32_t* indices_;
+    const uint16_t* masks_;
     float* dw_;
     float *packed_x_, *listed_g_, *packed_dw_, *workspace_;
     int64_t items_;
@@ -211,12 +235,22 @@ class WeightGradient {
 }  // namespace joint_lists
 }  // namespace smoe
 
-// Returns 2 if the routing does not select one of neighbouring experts for each slot, and leaves dw alone.
-extern "C" int smoe_joint_weight_gradient(const smoe_geometry* geometry, const float* x, const float* g,
-                                          const int32_t* indices, float* dw) {
+extern "C" {
+
+// With the masks of families of two, which are in place of the indices.
+int smoe_joint_masked(const smoe_geometry* geometry, const float* x, const float* g, const int32_t* indices,
+                      const uint16_t* masks, float* dw) {
     try {
-        return smoe::joint_lists::WeightGradient(*geometry, x, g, indices, dw).run() ? 0 : 2;
+        return smoe::joint_lists::WeightGradient(*geometry, x, g, indices, masks, dw).run() ? 0 : 2;
     } catch (const std::bad_alloc&) {
         return 1;
     }
 }
+
+// Returns 2 if the routing does not select one of neighbouring experts for each slot, and leaves dw alone.
+int smoe_joint_weight_gradient(const smoe_geometry* geometry, const float* x, const float* g, const int32_t* indices,
+                               float* dw) {
+    return smoe_joint_masked(geometry, x, g, indices, nullptr, dw);
+}
+
+}  // extern "C"
