@@ -60,9 +60,9 @@ def draw(rows: list[dict[str, object]]) -> str:
 
 
 def read_rows() -> list[dict[str, object]]:
-    """Return the rows of the table that were measured on one thread with a random routing."""
+    """Return the planes of the table that were measured on one thread with a random routing."""
     rows = [json.loads(line) for line in TABLE.read_text().splitlines()]
-    return [row for row in rows if row["threads"] == 1 and row["routing"] == "random"]
+    return [row for row in rows if row["threads"] == 1 and row["routing"] == "random" and row["dense mixture"] != "-"]
 
 
 if __name__ == "__main__":

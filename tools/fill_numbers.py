@@ -127,6 +127,7 @@ def _range(ratios: list[float]) -> str:
 def speed() -> str:
     """Layers beside `nn.Conv2d`."""
     rows = [row for row in _rows("layer") if row["threads"] == 1 and row["routing"] == "random"]
+    rows = [row for row in rows if row["dense mixture"] != "-"]  # planes
     steps, frozen = ([float(row[name]) for row in rows] for name in ("default", "smoe.freeze"))
     small = _slowdown([row for row in _rows("learn") if row["block"] == "Rivals"], "default")
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -23,11 +24,15 @@ from smoe.rules import Frozen
 from smoe_paper.baselines.layers import CoordConv2d
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, origin, write_table
+from smoe_paper.heat_mesh.model import adjacency
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A layer: batch, input and output channels, candidates of an output, rows and columns; 3 x 3 kernels."""
+    """A layer: batch, input and output channels, candidates of an output, rows and columns; kernels of 3 taps an axis.
+
+    A volume has as many slices as rows, a sphere twelve faces, and a graph a node for each place of a torus.
+    """
 
     batch: int
     in_channels: int
@@ -35,11 +40,20 @@ class Configuration:
     candidates: int
     height: int
     width: int
+    kind: Literal["plane", "volume", "sphere", "graph"] = "plane"
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Sizes of the grid."""
+        plane = (self.height, self.width)
+        more = {"volume": (self.height, *plane), "sphere": (12, *plane), "graph": (self.height * self.width,)}
+        return more.get(self.kind, plane)
 
     @property
     def flops(self) -> float:
         """Floating-point operations of one direction, of the selected filters."""
-        return 2.0 * self.batch * self.in_channels * self.out_channels * 9 * self.height * self.width
+        taps = {"volume": 27, "graph": 2}.get(self.kind, 9)
+        return 2.0 * self.batch * self.in_channels * self.out_channels * taps * math.prod(self.grid)
 
 
 CONFIGURATIONS = {
@@ -57,6 +71,10 @@ CONFIGURATIONS = {
     "ENS-10, 8, four candidates": Configuration(8, 32, 32, 4, 180, 360),
     "ENS-10, 1": Configuration(1, 32, 32, 2, 180, 360),
     "ENS-10, 1, four candidates": Configuration(1, 32, 32, 4, 180, 360),
+    "volume of 64^3, 1": Configuration(1, 16, 16, 2, 64, 64, "volume"),
+    "HEALPix, nside 64, 4": Configuration(4, 32, 32, 2, 64, 64, "sphere"),
+    "graph of 10^5 nodes, 1": Configuration(1, 32, 32, 2, 250, 400, "graph"),
+    "graph of 10^5 nodes, 1, 16 candidates": Configuration(1, 32, 32, 16, 250, 400, "graph"),
 }
 Start = Literal["random", "smooth"]
 COLUMNS = (
@@ -80,18 +98,45 @@ class DenseMixture(nn.Module):
         return (self.conv(input).unflatten(1, self.scores.shape[:2]) * self.scores.softmax(dim=1)).sum(dim=2)
 
 
-def make_layer(c: Configuration, start: Start, rule: Frozen | None = None) -> smoe.SpatialMoE2d:
+class OnTorus(nn.Module):
+    """A layer of graphs on a torus, whose nodes have four neighbours each, with features `(1, C, N)`."""
+
+    def __init__(self, c: Configuration, layer: nn.Module, *, has_matrix: bool) -> None:
+        super().__init__()
+        nodes = torch.arange(c.height * c.width).view(c.height, c.width)
+        pairs = [(nodes.roll(shift, axis), nodes) for shift in (-1, 1) for axis in (0, 1)]
+        edges = torch.stack([torch.stack(pair).flatten(1) for pair in pairs], dim=1).flatten(1)
+        self.layer, self.edges = layer, adjacency(edges, nodes.numel()) if has_matrix else edges
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(1, C, N)` to `(1, out_channels, N)`."""
+        return self.layer(input[0].T, self.edges).T[None]
+
+
+def make_layer(c: Configuration, start: Start, rule: Frozen | None = None) -> nn.Module:
     """The default layer, whose gate starts with independent pixels or with smooth fields."""
-    shape, experts = (c.height, c.width), c.candidates * c.out_channels
-    gate = FactorisedGate(experts, c.out_channels, shape, init="kaiming" if start == "random" else "smooth")
-    return smoe.SpatialMoE2d(
-        *(c.in_channels, c.out_channels, 3),
-        spatial_shape=shape,
-        num_candidates=c.candidates,
-        gate=gate,
-        rule=rule,
-        local_affine=True,
+    gate = FactorisedGate(
+        *(c.candidates * c.out_channels, c.out_channels, c.grid), init="kaiming" if start == "random" else "smooth"
     )
+    pair = (c.in_channels, c.out_channels)
+    options: Any = {"num_candidates": c.candidates, "gate": gate, "rule": rule, "local_affine": True}
+    if c.kind == "graph":
+        return OnTorus(c, smoe.GraphMoE(*pair, **options), has_matrix=False)
+    if c.kind == "sphere":
+        return smoe.HEALPixMoE(*pair, nside=c.height, **options)
+    make = smoe.SpatialMoE3d if c.kind == "volume" else smoe.SpatialMoE2d
+    return make(*pair, 3, spatial_shape=c.grid, **options)
+
+
+def make_plain(c: Configuration) -> nn.Module:
+    """What the layer is compared with; faces of a sphere count as samples."""
+    pair = (c.in_channels, c.out_channels)
+    if c.kind == "graph":
+        # Only this row needs it.
+        from torch_geometric.nn import SAGEConv
+
+        return OnTorus(c, SAGEConv(*pair), has_matrix=True)
+    return (nn.Conv3d if c.kind == "volume" else nn.Conv2d)(*pair, 3, padding=1)
 
 
 def measure(
@@ -102,11 +147,11 @@ def measure(
     pair, shape = (c.in_channels, c.out_channels), (c.height, c.width)
     default = make_layer(c, start)
     layers: dict[str, nn.Module] = {
-        "conv": nn.Conv2d(*pair, 3, padding=1),
+        "conv": make_plain(c),
         "default": default,
         "frozen": make_layer(c, start, Frozen()),
     }
-    if with_peers:
+    if with_peers and c.kind == "plane":
         layers |= {
             "conv + affine": nn.Sequential(nn.Conv2d(*pair, 3, padding=1), LocalAffine(c.out_channels, shape)),
             "CoordConv": CoordConv2d(*pair, bias=True),
@@ -114,10 +159,13 @@ def measure(
             "dense mixture": DenseMixture(c),
         }
     num_steps = _STEPS if c.batch < 6 else 1
-    input = torch.randn(c.batch, c.in_channels, *shape, requires_grad=True)
-    error = torch.randn(c.batch, c.out_channels, *shape)
+    input = torch.randn(c.batch, c.in_channels, *c.grid, requires_grad=True)
+    faces = input.detach().flatten(0, 2).view(-1, c.in_channels, *shape) if c.kind == "sphere" else input.detach()
+    inputs = dict.fromkeys(layers, input) | {"conv": faces.requires_grad_()}
+    errors = {name: torch.randn(len(each), c.out_channels, *each.shape[2:]) for name, each in inputs.items()}
 
-    def train(layer: nn.Module) -> Callable[[], object]:
+    def train(name: str) -> Callable[[], object]:
+        layer, input, error = layers[name], inputs[name], errors[name]
         optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
 
         def run() -> None:
@@ -129,7 +177,7 @@ def measure(
 
         return run
 
-    def infer(layer: nn.Module) -> Callable[[], object]:
+    def infer(layer: nn.Module, input: torch.Tensor) -> Callable[[], object]:
         def run() -> None:
             with torch.no_grad():
                 for _ in range(num_steps):
@@ -138,12 +186,13 @@ def measure(
         return run
 
     clock = time.process_time
-    steps = interleaved_medians(
-        {name: train(layer) for name, layer in layers.items()}, seconds=2 * seconds, min_rounds=3, clock=clock
-    )
+    steps = interleaved_medians({name: train(name) for name in layers}, seconds=2 * seconds, min_rounds=3, clock=clock)
     evaluated = {"conv": layers["conv"], "evaluation": default.eval(), "smoe.freeze": smoe.freeze(default).eval()}
     passes = interleaved_medians(
-        {name: infer(layer) for name, layer in evaluated.items()}, seconds=seconds, min_rounds=3, clock=clock
+        {name: infer(layer, inputs.get(name, input)) for name, layer in evaluated.items()},
+        seconds=seconds,
+        min_rounds=3,
+        clock=clock,
     )
     peak = multiply_add_peak()
 
@@ -218,10 +267,11 @@ def main(args: list[str] | None = None) -> None:
         # Written after each row, so that a stop loses one measurement and not the table.
         notes = (
             "Ratios of processor time to `nn.Conv2d` with as many outputs and a bias, interleaved in one process, "
-            "medians; 3 x 3 kernels. A step is forward, backward with the gradient of the input, and a step of SGD, in "
-            "which the gate takes its own. default: `SpatialMoE2d` as it is made: a bias for each expert, a local "
-            "affine map, a gate that learns; frozen: `layer.freeze()`. GF/s count the work of selected filters, three "
-            "times that in a step; peak: of the multiply-adds of a core in the same minute. Peers: steps. "
+            "medians; 3 taps an axis. Volumes: `nn.Conv3d`; faces of a sphere: samples of `nn.Conv2d`; a torus as a "
+            "graph: torch_geometric's SAGEConv. A step is forward, backward with the gradient of the input, and a step "
+            "of SGD, in which the gate takes its own. default: the layer as it is made: a bias for each expert, a "
+            "local affine map, a gate that learns; frozen: `layer.freeze()`. GF/s count the work of selected filters, "
+            "three times that in a step; peak: of the multiply-adds of a core in the same minute. Peers: steps. "
             f"{origin(rows[-1])}"
         )
         title = "The default layer beside nn.Conv2d"

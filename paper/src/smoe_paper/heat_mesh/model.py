@@ -51,7 +51,7 @@ class SageNet(nn.Module):
         sizes = (1 + node_features, *hidden, 1)
         self.layers = nn.ModuleList([SAGEConv(*pair) for pair in itertools.pairwise(sizes)])
         self.features = nn.Parameter(0.1 * torch.randn(num_nodes, node_features))
-        self.register_buffer("adjacency", _adjacency(edges, num_nodes), persistent=False)
+        self.register_buffer("adjacency", adjacency(edges, num_nodes), persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         # One sample at a time stays in the cache: a third of the time of the whole batch.
@@ -66,7 +66,7 @@ class SageNet(nn.Module):
         return x.T
 
 
-def _adjacency(edges: torch.Tensor, num_nodes: int) -> torch.Tensor:
+def adjacency(edges: torch.Tensor, num_nodes: int) -> torch.Tensor:
     """The transposed adjacency matrix, which torch_geometric multiplies four times as fast as it scatters edges."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
