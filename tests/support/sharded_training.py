@@ -127,9 +127,9 @@ def shard_each(net: nn.Module) -> nn.Module:
     layers = [module for module in net.modules() if isinstance(module, smoe.nn.RoutedLayer)]
     if len(_units(net)) < len(layers):
         return smoe.nn.shard(net)
-    for layer in layers:
-        fully_shard(layer)
-    return fully_shard(net)
+    for each in (*layers, net):
+        fully_shard(each)
+    return net
 
 
 WRAPPERS: dict[str, Callable[..., Any]] = {
