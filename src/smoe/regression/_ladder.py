@@ -1,4 +1,4 @@
-"""Simple models of each pixel, fitted in seconds: climatology, damped anomaly, regressions, and their combination.
+"""Simple models of each pixel, the rungs of a ladder: climatology, damped anomaly, regressions, and their combination.
 
 Every regression is a ridge regression of the target at a pixel on columns of time (harmonics of the year and the day, a
 trend) and on anomalies of the inputs there, around it and in the main patterns of the whole area. What is chosen

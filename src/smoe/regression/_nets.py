@@ -237,8 +237,8 @@ class PaddedUNet(nn.Module):
         return output[..., : output.shape[-2] - rows or None, : output.shape[-1] - columns or None]
 
 
-class Nothing(nn.Module):
-    """No net: zeros."""
+class ZeroNet(nn.Module):
+    """Zeros, where a simple model alone predicts."""
 
     def __init__(self, shape: NetShape) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ def make_net(shape: NetShape, options: RegressorOptions, mesh: Mesh | None = Non
     """The net of SMoE layers that the options name, or none for a simple model."""
     name, filters, num_experts = options.net, options.filters, options.num_experts
     if name in SIMPLE:
-        return Regression(Nothing(shape), shape, local_affine=False)
+        return Regression(ZeroNet(shape), shape, local_affine=False)
     if mesh is not None:
         net = make_mesh_module(
             name, mesh, shape, filters=filters, num_blocks=options.num_blocks, num_experts=num_experts
