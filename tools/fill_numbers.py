@@ -59,13 +59,15 @@ def real() -> str:
         if all(re.fullmatch(r"[\d.]+", str(row.get(name))) for row in rows)
     }
     strongest = min(excess, key=lambda name: excess[name])
+    seeds = re.findall(r"(\d+) seed", (BENCH / "real.md").read_text())[0]
     kinds = {str(row["best other row"]).rpartition(" ")[0] for row in rows}
     by_rivals = ", ".join(f"{error[name]} by {words}" for name, words in _RIVALS.items())
     larger = " and ".join(", ".join(f"{excess[name]:.1f}" for name in _RIVALS).rsplit(", ", 1))
     return (
         "Yearly temperatures of North America in one scenario of emissions, predicted from those in another: RMSE "
-        f"{error['model']} K by `smoe fit`, {by_rivals}. Most tasks gain less: over {len(rows)} targets the errors of "
-        f"these three are {larger} % larger than those of `smoe fit` with default options (geometric mean), those of "
+        f"{error['model']} K by `smoe fit`, {by_rivals}. Most tasks gain less: over {len(rows)} targets "
+        f"({seeds} seed{'s' * (seeds != '1')}) the errors of these three are {larger} % larger than those of "
+        f"`smoe fit` with default options (geometric mean), those of "
         f"the strongest of all, its own parts included ({strongest}), {abs(excess[strongest]):.1f} % "
         f"{'larger' if excess[strongest] > 0 else 'smaller'}. Which rival is best is known only afterwards "
         f"({len(kinds)} different ones): `smoe fit` is ahead of it on {best} targets, level on "
