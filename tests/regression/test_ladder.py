@@ -108,6 +108,12 @@ def test_a_target_continues_the_input_of_its_name_where_others_share_its_standar
         before, after = (y[name].sel(time=slice("2003", None))[part] for part in (slice(None, -1), slice(1, None)))
         expected = np.square(after.values - before.values).mean(axis=(1, 2)).mean() ** 0.5
         assert table.value("persistence", name) == pytest.approx(expected, rel=0.02)
+    # What GRIB's readers write for variables without a standard name is no name.
+    x, y = y[["t2m"]].rename(t2m="tp"), y[["low"]]
+    x["tp"].attrs |= {"standard_name": "unknown", "units": "m"}
+    y["low"].attrs["standard_name"] = "unknown"
+    table = smoe.GridRegressor(net="ladder", lead="1 month", **QUIET).fit(x, y, test="2003:").score(x, y)
+    assert "persistence" not in table.rmse
 
 
 def test_a_trend_that_goes_on_is_passed_on_beside_weather() -> None:

@@ -483,19 +483,21 @@ def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...]) -
     found = []
     for target in targets:
         same = [i for i, one in enumerate(inputs) if _is_same(one, target) and not one.is_static]
-        for number in same:
-            if not are_same_units(inputs[number].units, target.units):
-                raise DataError(
-                    f"{target.name} is in {target.units or '(no units)'!r} among the targets and its like among the "
-                    f"inputs, {inputs[number].name}, in {inputs[number].units or '(no units)'!r}: convert one of them"
-                )
         # Daily minimum and maximum have one standard name: the name in the file tells them apart.
-        found.append(min(same, key=lambda number: inputs[number].variable != target.variable, default=-1))
+        chosen = min(same, key=lambda number: inputs[number].variable != target.variable, default=-1)
+        if same and not are_same_units(inputs[chosen].units, target.units):
+            raise DataError(
+                f"{target.name} is in {target.units or '(no units)'!r} among the targets and its like among the "
+                f"inputs, {inputs[chosen].name}, in {inputs[chosen].units or '(no units)'!r}: convert one of them"
+            )
+        found.append(chosen)
     return np.asarray(found, np.int64)
 
 
 def _is_same(one: Channel, target: Channel) -> bool:
-    is_named = one.variable == target.variable or bool(one.standard_name and one.standard_name == target.standard_name)
+    # GRIB's readers call what has no standard name unknown.
+    has_standard = one.standard_name not in ("", "unknown") and one.standard_name == target.standard_name
+    is_named = one.variable == target.variable or has_standard
     # A target may be one level of an input: `data["z"].sel(level=500)`.
     is_selected = target.level is None and one.level is not None and one.level == target.selected_level
     return is_named and (one.level == target.level or is_selected)
