@@ -50,7 +50,7 @@ class CoordinateEmbedding(PixelEmbedding):
     A small network computes the numbers of a pixel from sines and cosines of its coordinates and from static fields; a
     table of numbers for each pixel is added. Layers whose gates are made of `embedding.at(coordinates)` select the
     experts that the coordinates stand for on any grid, mesh or region, without training. `interpolate_grids` and
-    `transfer_gate` move it too.
+    `transfer_gate` move it too, and in evaluation its layers take another grid over the same area as they are.
 
     Args:
         rank: Numbers for each pixel.
