@@ -110,7 +110,7 @@ IMAGE, TOKENS = torch.randn(2, 3, 8, 8), smoe.nn.TokenMoE(3, 4, 1, spatial_shape
         (lambda it: type(it)(3, 4, spatial_shape=8), ValueError, r"must be \(rows, columns\) of .* 8"),
         (lambda it: type(it)(3, 4.0, spatial_shape=(8, 8)), ValueError, "out_channels must be .* got 4.0"),
         (lambda it: type(it)(3, 4, embedding="a"), TypeError, "embedding must be that of a gate, .* got str"),
-        (lambda it: smoe.convert(it, example_input=IMAGE), ValueError, "the model has none, but 1 SMoE layers"),
+        (lambda it: smoe.convert(it, example_input=IMAGE), ValueError, "1 SMoE layers: it was converted already"),
     ],
 )
 def test_wrong_inputs_are_refused_with_what_is_right(call, error, message):

@@ -124,7 +124,9 @@ def convert(
         plan = _without_groups(plan, model)
     if not plan.changes:
         num_layers = sum(isinstance(module, RoutedLayer) for module in model.modules())
-        found = f"the model has none, but {num_layers} SMoE layers" if num_layers else "the model has none"
+        found = "the model has none"
+        if num_layers:
+            found += f", but {num_layers} SMoE layers: it was converted already"
         hints = [
             "kernel_size=None converts kernels of any size" * ("its kernel is " in plan.reasons),
             "linear=True converts linear layers over positions" * (not linear and any(map(is_linear, model.modules()))),
