@@ -120,14 +120,8 @@ class AdamSteps(StatefulModule):
             *(counts(*(shape[0] for shape in shapes)), counts(*(math.prod(shape[1:]) for shape in shapes))),
             pointers(*map(torch.Tensor.data_ptr, numbers)),
             pointers(*(0 if gradient is None else gradient.data_ptr() for gradient in gradients)),
-            *(
-                self.moments,
-                self.units,
-                self.num_steps,
-                ctypes.c_double(size),
-                ctypes.c_double(self._longest),
-                num_threads(),
-            ),
+            *(self.moments, self.units, self.num_steps),
+            *(ctypes.c_double(size), ctypes.c_double(self._longest), num_threads()),
         )
 
 
