@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from smoe.version import __version__
@@ -97,6 +98,17 @@ def test_imports_are_quick() -> None:
         if not slow:
             return
     raise AssertionError(measured)
+
+
+def test_the_kernels_need_no_newer_system_than_the_wheel_says() -> None:
+    elffile = pytest.importorskip("elftools.elf.elffile")
+    needed: set[str] = set()
+    for path in (ROOT / "src/smoe").glob("_native_*.so"):
+        with path.open("rb") as file:
+            for _, versions in elffile.ELFFile(file).get_section_by_name(".gnu.version_r").iter_versions():
+                needed |= {version.name for version in versions}
+    glibc = [name for name in needed if name.startswith("GLIBC_")]
+    assert [name for name in glibc if tuple(map(int, name[6:].split("."))) > (2, 28)] == []
 
 
 def test_the_version_is_written_once() -> None:

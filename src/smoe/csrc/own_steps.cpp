@@ -9,6 +9,13 @@
 
 #include "geometry.h"
 
+// The `pow` of every glibc, not that of 2.29, so that a wheel serves systems from 2.28 on; both give the same numbers.
+#if defined(__GLIBC__) && defined(__x86_64__)
+__asm__(".symver pow, pow@GLIBC_2.2.5");
+#elif defined(__GLIBC__) && defined(__aarch64__)
+__asm__(".symver pow, pow@GLIBC_2.17");
+#endif
+
 namespace {
 
 constexpr int64_t kStretch = 4096;
