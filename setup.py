@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 import tomllib
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,10 @@ def page_of_index() -> dict[str, Any]:
     }
 
 
+# By which the loader tells that a library was built from other sources than those beside it (ops/_operators.py).
+checksum = 0
+for file in sorted(FOLDER.rglob("*.[ch]*")):
+    checksum = zlib.crc32(file.read_bytes(), checksum)
 sources = sorted(str(path) for path in FOLDER.rglob("*.cpp"))
 headers = sorted(str(path) for path in FOLDER.rglob("*.h"))
 setup(
@@ -88,7 +93,7 @@ setup(
             sources=sources,
             depends=headers,
             include_dirs=[str(FOLDER)],
-            extra_compile_args=[*COMMON, *flags],
+            extra_compile_args=[*COMMON, f"-DSMOE_SOURCES={checksum}u", *flags],
             extra_link_args=LINK,
             language="c++",
             optional=True,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
+import pytest
 import torch
 
-from smoe.ops._operators import BACKEND_VARIABLE
+from smoe.ops._operators import BACKEND_VARIABLE, INSTRUCTION_SETS, _library_file, _open
 
 DENSE = """
 import torch, smoe
@@ -92,3 +94,19 @@ def test_dense_only_gives_compilers_and_exporters_plain_torch_operations(tmp_pat
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert torch.load(file).isfinite().all()
+
+
+def test_kernels_of_other_sources_are_refused(tmp_path):
+    """They would crash: arguments change with the sources. Without sources beside it, as in a wheel, none is asked."""
+    built = next((file for name in INSTRUCTION_SETS if (file := _library_file(name)).is_file()), None)
+    if built is None:
+        pytest.skip("no kernels")
+    shutil.copy(built, tmp_path / built.name)
+    assert not isinstance(_open(tmp_path / built.name), str)
+    _open.cache_clear()
+    shutil.copytree(built.parent / "csrc", tmp_path / "csrc")
+    assert not isinstance(_open(tmp_path / built.name), str)
+    _open.cache_clear()
+    (tmp_path / "csrc" / "vector.h").write_text("// another\n")
+    with pytest.raises(RuntimeError, match=r"was built from other sources .* build it again"):
+        _open(tmp_path / built.name)

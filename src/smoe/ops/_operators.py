@@ -7,6 +7,7 @@ import ctypes
 import functools
 import os
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,13 +60,7 @@ class NativeLibrary:
             elif isinstance(argument, int):
                 argument = ctypes.c_int64(argument)
             converted.append(argument)
-        function = getattr(self.functions, name, None)
-        if function is None:
-            raise RuntimeError(
-                f"the library of the kernels for {self.instruction_set} is older than the sources, it has no {name}: "
-                "build it again by python setup.py build_ext --inplace, or install smoe again"
-            )
-        code = function(*converted)
+        code = getattr(self.functions, name)(*converted)
         if code == 1:
             raise MemoryError(f"the kernel {name} could not allocate its memory; use a smaller batch")
         return code == 0
@@ -93,12 +88,24 @@ def _show_openmp() -> None:
 
 @functools.cache
 def _open(file: Path) -> ctypes.CDLL | str:
-    """An opened library, or the reason why it could not be opened."""
+    """An opened library, or the reason why it could not be opened.
+
+    Beside the sources, in a checkout, it must have been built from them: it would crash where the two differ.
+    """
     _show_openmp()
     try:
-        return ctypes.CDLL(str(file))
+        library = ctypes.CDLL(str(file))
     except OSError as error:
         return f"it could not be opened: {error}"
+    checksum = 0
+    for source in sorted((file.parent / "csrc").rglob("*.[ch]*")):
+        checksum = zlib.crc32(source.read_bytes(), checksum)
+    if checksum and checksum != (library.smoe_sources() & 0xFFFFFFFF if hasattr(library, "smoe_sources") else None):
+        raise RuntimeError(
+            f"{file.name} was built from other sources than those in csrc beside it: build it again by python setup.py "
+            "build_ext --inplace, or install smoe again"
+        )
+    return library
 
 
 def why_not(instruction_set: str) -> str | None:
