@@ -70,7 +70,7 @@ def real() -> str:
         f"`smoe fit` with default options (geometric mean), those of "
         f"the strongest of all, its own parts included ({strongest}), {abs(excess[strongest]):.1f} % "
         f"{'larger' if excess[strongest] > 0 else 'smaller'}. Which rival is best is known only afterwards "
-        f"({len(kinds)} different ones): `smoe fit` is ahead of it on {best} targets, level on "
+        f"({len(kinds)} different ones): `smoe fit` is ahead of it on {best} of the {len(rows)}, level on "
         f"{len(rows) - best - behind}, and more than 1 % behind on {behind}."
     )
 
