@@ -26,7 +26,7 @@ _STUDENTS = ("convolution", "convolution, equal time", "convolution, local affin
 
 _RIVALS = {
     "ridge": "a ridge regression of each pixel",
-    "U-Net on simple models": "a U-Net that corrects simple models",
+    "U-Net on simple models": "a U-Net that corrects simple models (one seed)",
     "LightGBM": "LightGBM",
 }
 _COMPARED = ("damped anomaly", "damped anomaly by hand", "ridge by hand", "SMoE net", "plain net on simple models",
@@ -65,7 +65,7 @@ def real() -> str:
     larger = " and ".join(", ".join(f"{excess[name]:.1f}" for name in _RIVALS).rsplit(", ", 1))
     return (
         "Yearly temperatures of North America in one scenario of emissions, predicted from those in another: RMSE "
-        f"{error['model']} K by `smoe fit`, {by_rivals}. Most tasks gain less: over {len(rows)} targets "
+        f"{error['model']} K by `smoe fit`, {by_rivals}. On most tasks the rows are closer: over {len(rows)} targets "
         f"({seeds} seed{'s' * (seeds != '1')}) the errors of these three are {larger} % larger than those of "
         f"`smoe fit` with default options (geometric mean), those of "
         f"the strongest of all, its own parts included ({strongest}), {abs(excess[strongest]):.1f} % "
