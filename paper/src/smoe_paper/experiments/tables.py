@@ -256,6 +256,7 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
         table.text,
         about_table,
         not_run,
+        _command(tables, table, store),
         "\n".join(["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else []),
         dirty if any("-dirty" in line for line in circumstances) else "",
         OTHER_DATA if any(OTHER in cell for line in lines for cell in line) else "",
@@ -284,7 +285,9 @@ def page(experiments: Iterable[tuple[TableSet, RunStore]]) -> str:
             headings = [*table.columns, *_number_columns(metrics, paper_metrics), "is", "seeds", "scale"]
             picture = _picture(table, store, f"{tables.name}/")
             *_, not_run = _read_notes(tables, table, store)
-            parts += [title, f"{name}. {tables.metric_text}", _grid(headings, lines), not_run, picture]
+            parts += [title, f"{name}. {tables.metric_text}", _grid(headings, lines), not_run]
+            parts += [_command(tables, table, store), picture]
+    parts += ["## Table 4: ImageNet", IMAGENET]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -298,8 +301,19 @@ PAGE_TEXT = """Made by `smoe reproduce page` from the stored runs. A row *is*
 - not run: no run is stored; why is said below the table;
 - ours: a row that the paper does not have.
 
-Figures 1 and 2 of the paper are drawings of the method, which [the report](../../docs/report.md) describes. Table 4
-(ImageNet: 600 epochs on 64 GPUs) is not here; [docs/images.md](../../docs/images.md#imagenet) says what is needed."""
+Figures 1 and 2 of the paper are drawings of the method, which [the report](../../docs/report.md) describes."""
+
+IMAGENET = """| model | top-1: paper | top-5: paper | is |
+|---|---|---|---|
+| ResNet-50 | 80.83 ± 0.04 | 95.39 ± 0.03 | not run |
+| LRLCN | 80.90 ± 0.02 | 95.41 ± 0.05 | not run |
+| SMoE after first layer | 80.85 ± 0.05 | 95.40 ± 0.01 | not run |
+| Last layer SMoE | 80.91 ± 0.04 | 95.42 ± 0.03 | not run |
+| 3 x 3 convs to SMoE | 81.33 ± 0.03 | 95.52 ± 0.01 | not run |
+| Wide ResNet-50-2 | 81.76 ± 0.03 | 95.74 ± 0.02 | not run |
+
+Not run: 600 epochs of batches of 8192 on 64 GPUs. There is no recipe and no command; [docs/images.md](
+../../docs/images.md#imagenet) has the network and what was measured of it."""
 
 
 OTHER = ", other data"
@@ -345,6 +359,22 @@ def _read_notes(tables: TableSet, table: ResultTable, store: RunStore) -> tuple[
     is_complete = all(outcomes(tables, row, store) for row in table.rows)
     others = "\n\n".join(part for part in paragraphs if part not in reasons)
     return about_rows, others, "" if is_complete else "\n\n".join(reasons)
+
+
+def _command(tables: TableSet, table: ResultTable, store: RunStore) -> str:
+    """The command of the rows that have no run, at the scale that most of the others have."""
+    found = [(row, outcomes(tables, row, store)) for row in table.rows]
+    missing = [row for row, of_row in found if not of_row]
+    if not missing:
+        return ""
+    used = [outcome.scale for _, of_row in found for outcome in of_row]
+    scale = max(used, key=used.count) if used else tables.scales[1]
+    data = " --store DATA" if tables.data_field else ""
+    others = {label for row, of_row in found if of_row for label in row.labels}
+    common = [label for label in missing[0].labels if label not in others and all(label in r.labels for r in missing)]
+    labels = common[:1] or [row.label for row in missing]
+    command = f'smoe reproduce {table.name} --scale {scale.name} --seeds 1{data} --rows "ROW"'
+    return f"Their command: `{command}`, where ROW is {' or '.join(f'`{label}`' for label in labels)}."
 
 
 def _number_columns(metrics: Sequence[ShownMetric], paper_metrics: set[str]) -> list[str]:

@@ -88,8 +88,8 @@ def _auxiliary(labels: str) -> dict[str, Any]:
     return {"auxiliary": AuxiliaryLosses(importance, load, agreement), "gate_noise": noise}
 
 
-QUANTILES = tuple(tenth / 10 for tenth in range(1, 10))
-DAMPINGS: tuple[float | None, ...] = (0.0, 0.1, 0.5, None)
+QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+DAMPINGS: tuple[float | None, ...] = (0.0, 0.1, None)
 
 
 def grid_recipe(error_quantile: float, damping: float | None) -> HeatRecipe:
@@ -209,9 +209,8 @@ _TABLES: dict[tuple[str, str, str, str], Iterable[tuple[Any, ...]]] = {
         for weight in (1e-3, 0.01, 0.1, 1.0)
     ],
     ("gate-auxiliary", "", "Gates that look at their input, with auxiliary losses", "gate; losses"): [
-        (f"{gate}; {losses}", {"gate": gate, "auxiliary": AuxiliaryLosses(True, False, losses != "importance")})
+        (f"{gate}; importance", {"gate": gate, "auxiliary": AuxiliaryLosses(importance=True)})
         for gate in ("conv", "coordconv", "lcn", "coordconv3")
-        for losses in ("importance", "importance, spatial agreement")
     ],
     ("experts", "Table C.4", "Expert functions", "experts"): [
         ("Convolution", SMOE, 100.0),

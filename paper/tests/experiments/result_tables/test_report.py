@@ -74,6 +74,8 @@ def test_means_and_spreads_stand_beside_the_papers(tmp_path: Path) -> None:
     assert "| conv | no | 27+12 | 91.3 ± 0.2 | 80.0 | smaller | 1 | small | 102 | 9 | 10 |" in lines
     assert "| other | yes |  | 90.0 ± 0.1 | not run | not run | 0 |  |  |  |  |" in lines
     assert "- one, torch 2, commit abc, today" in lines and "All of it." in lines
+    command = 'smoe reproduce toy/first --scale paper --seeds 1 --rows "ROW"'
+    assert f"Their command: `{command}`, where ROW is `other`." in lines
 
 
 def test_a_difference_is_named_and_notes_follow(tmp_path: Path) -> None:
