@@ -155,6 +155,66 @@ def heat() -> str:
     )
 
 
+_WEATHER = {"rmse_z_500": "Z500", "rmse_t_850": "T850", "rmse_t2m": "T2m"}
+_DEFAULT = "SMoE, defaults"
+_DIGITS = dict(zip(_WEATHER, (0, 2, 2), strict=True))
+_NETS = {
+    _DEFAULT: "default",
+    f"{_DEFAULT}, gate frozen at a smooth start": "frozen gate",
+    "R&T, local affine": "affine",
+}
+
+
+def rates() -> str:
+    """The simulated atmosphere: the default beside its strongest rivals, each at its best rate."""
+    return _forecasts("rates")
+
+
+def rates_5_days() -> str:
+    """The same for a longer lead."""
+    return _forecasts("rates-5-days")
+
+
+def _forecasts(name: str) -> str:
+    runs = _at_best_rates(name)
+    lines = [f"| | rate | seeds | {' | '.join(_WEATHER.values())} |", "|---" * (len(_WEATHER) + 3) + "|"]
+    for net, (rate, found) in runs.items():
+        cells = [_mean_and_spread([run["test"][metric] for run in found], _DIGITS[metric]) for metric in _WEATHER]
+        lines.append(f"| {net} | {rate} | {len(found)} | {' | '.join(cells)} |")
+    default = {run["seed"]: run["test"] for run in runs[_DEFAULT][1]}
+    for net, short in list(_NETS.items())[1:]:
+        pairs = [(run["test"], default[run["seed"]]) for run in runs[net][1] if run["seed"] in default]
+        cells = []
+        for metric in _WEATHER:
+            gains = [other[metric] - ours[metric] for other, ours in pairs]
+            ahead = f"ahead in {sum(gain > 0 for gain in gains)}"
+            cells.append(f"{_mean_and_spread(gains, _DIGITS[metric])}, {ahead}")
+        lines.append(f"| {short} less default, seed by seed | | {len(pairs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean_and_spread(values: list[float], digits: int) -> str:
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{spread}"
+
+
+def _at_best_rates(name: str) -> dict[str, tuple[str, list[dict[str, Any]]]]:
+    """The rate with the least mean loss of the validation year, and the runs of all its seeds, by network."""
+    from smoe_paper.experiments.experiment import find_experiment
+    from smoe_paper.experiments.stored_runs import RunStore
+    from smoe_paper.experiments.tables import outcomes
+
+    tables, store = find_experiment("weather").tables, RunStore(ROOT / "paper/results/weather/runs.jsonl")
+    found: dict[str, list[tuple[float, str, list[dict[str, Any]]]]] = {net: [] for net in _NETS}
+    for row in tables.select(f"weather/{name}")[0].rows:
+        for outcome in outcomes(tables, row, store):
+            if row.labels[0] in found:
+                losses = [min(run["validation"]) for run in outcome.results]
+                found[row.labels[0]].append((statistics.fmean(losses), row.labels[1], outcome.results))
+    best = {net: min(of_net, key=lambda each: each[0]) for net, of_net in found.items()}
+    return {net: (rate, runs) for net, (_, rate, runs) in best.items()}
+
+
 def table(file: str, first: str, columns: str) -> str:
     """Some columns of a stored table, without rows that were not run."""
     file, _, heading = file.partition("#")
@@ -183,7 +243,15 @@ def _wrapped(words: str) -> str:
     return textwrap.fill(whole, 118, break_on_hyphens=False).replace("\xa0", " ")
 
 
-FILLERS = {"real": real, "learn": learn, "evidence": evidence, "speed": speed, "heat": heat}
+FILLERS = {
+    "real": real,
+    "learn": learn,
+    "evidence": evidence,
+    "speed": speed,
+    "heat": heat,
+    "rates": rates,
+    "rates_5_days": rates_5_days,
+}
 
 
 def fill(text: str) -> str:

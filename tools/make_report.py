@@ -27,11 +27,11 @@ def write_pdf(path: Path) -> int:
     """Write the report and return its number of pages."""
     text = (ROOT / "docs" / "report.md").read_text()
     html = MarkdownIt("commonmark").enable("table").render(re.sub(r"<!--.*?-->", "", text))
-    html = html.replace('src="../', f'src="{ROOT.as_posix()}/').replace(
-        'src="pictures', f'src="{ROOT.as_posix()}/docs/pictures'
-    )
+    # Relative to the archive: a path of the machine is not found in it, and a figure would be left out without a word.
+    html = html.replace('src="../', 'src="').replace('src="pictures', 'src="docs/pictures')
+    html = html.replace(" ± ", "\xa0±\xa0")
     # Links within the repository lead nowhere from a PDF.
-    html = re.sub(r'<a href="(?!http)[^"]*">(.*?)</a>', r"\1", html)
+    html = re.sub(r'<a href="(?!http)[^"]*">(.*?)</a>', r"\1", html, flags=re.DOTALL)
     story = pymupdf.Story(html, user_css=STYLE, archive=pymupdf.Archive(str(ROOT)))
     page, num_pages, more = pymupdf.paper_rect("a4"), 0, 1
     inside = pymupdf.Rect(54, 54, page.width - 54, page.height - 54)
@@ -44,6 +44,9 @@ def write_pdf(path: Path) -> int:
         writer.end_page()
         num_pages += 1
     writer.close()
+    shown = sum(len(page.get_images()) for page in pymupdf.open(path))
+    if shown != html.count("<img "):
+        raise RuntimeError(f"{path} shows {shown} of {html.count('<img ')} figures")
     return num_pages
 
 

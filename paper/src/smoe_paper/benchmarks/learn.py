@@ -33,6 +33,10 @@ PARTS = (
     *("learned channels", "LCN", "frozen random choice", "shuffled choice", "soft mixture"),
     *("default, three candidates", "default, no local affine", "true regions"),
 )
+ARGUMENTS = (
+    *("convolution", "convolution, local affine", "frozen random choice", "shuffled choice", "default", "true regions"),
+    *("learned channels", "learned channels, converted", "transformer", "transformer, converted"),
+)
 FEW = ("convolution", "convolution, local affine", "LRLCN", "default")
 PLANTED = ("one layer", "two layers", "three layers", "filters only", "classification")
 RATES = (1e-3, 3e-3, 1e-2)
@@ -77,6 +81,16 @@ BLOCKS = (
         "anew. *Frozen*, *shuffled*: with local affine, as the default.",
     ),
     Block(
+        *(
+            "Five arguments",
+            ("two layers", "advection", "automaton"),
+            ARGUMENTS,
+            [Course(rate=1e-3), Course(rate=1e-2)],
+        ),
+        10,
+        text="*Converted*: by `smoe.convert` with default arguments.",
+    ),
+    Block(
         *("Planted, longer", ("one layer", "two layers", "three layers", "classification")),
         (*FEW, "LCN", "default, three candidates", "true regions"),
         *([Course(rate=1e-2, num_steps=1000, cosine=True), Course("sgd", 0.1, num_steps=1000)], 4),
@@ -115,7 +129,7 @@ class LearnOptions:
 
     names: tuple[str, ...] = ()
     output: Path = Path("paper/results/bench/learn.md")
-    num_seeds: int = 8
+    num_seeds: int = 10
     num_steps: int = 1000
 
 

@@ -121,6 +121,28 @@ class WithChannels(nn.Module):
         return self.conv(torch.cat([input, self.channels.expand(len(input), -1, -1, -1)], dim=1))
 
 
+class Transformer(nn.Module):
+    """A vision transformer with a learned position of each 2 x 2 patch, and a convolution of its output and input."""
+
+    def __init__(self, lesson: Lesson, width: int = 32) -> None:
+        super().__init__()
+        first, last = lesson.channels[0], lesson.channels[-1]
+        self.adds_input = lesson.adds_input
+        self.patches = nn.Conv2d(first, width, 2, stride=2)
+        self.positions = nn.Parameter(0.02 * torch.randn(math.prod(GRID) // 4, width))
+        block = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+        self.pixels = nn.Sequential(nn.Conv2d(width, 4 * width, 1), nn.PixelShuffle(2))
+        self.last = nn.Conv2d(width + first, last, 3, padding=1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(B, C, H, W)` to outputs of the same grid."""
+        patches = self.patches(input)
+        hidden = self.blocks(patches.flatten(2).mT + self.positions).mT.reshape(patches.shape)
+        output = self.last(torch.cat([self.pixels(hidden), input], dim=1))
+        return input + output if self.adds_input else output
+
+
 class Candidates(nn.Module):
     """Equal copies of a convolution, and at each pixel one of them by a map, or a softmax mixture by learned scores."""
 
@@ -196,6 +218,11 @@ def default(lesson: Lesson, **options: Any) -> nn.Module:
     return smoe.convert(net, example_input=lesson.train.inputs[:2], **options)
 
 
+def converted(make: Callable[[Lesson], nn.Module]) -> Callable[[Lesson], nn.Module]:
+    """Another student, converted with the library's defaults."""
+    return lambda lesson: smoe.convert(make(lesson), example_input=lesson.train.inputs[:2])
+
+
 def shuffled(lesson: Lesson, taught: nn.Module) -> nn.Module:
     """What a trained default has chosen at each pixel, at other pixels: the same shares, the wrong places."""
     order = torch.randperm(math.prod(GRID))
@@ -243,4 +270,6 @@ STUDENTS: dict[str, Callable[[Lesson], nn.Module]] = {
     "default, three candidates": lambda lesson: default(lesson, num_experts=3.0),
     "default, no local affine": lambda lesson: default(lesson, local_affine=False),
     "true regions": oracle,
+    "transformer": Transformer,
 }
+STUDENTS |= {f"{name}, converted": converted(STUDENTS[name]) for name in ("learned channels", "transformer")}
