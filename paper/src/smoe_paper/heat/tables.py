@@ -88,7 +88,7 @@ def _auxiliary(labels: str) -> dict[str, Any]:
     return {"auxiliary": AuxiliaryLosses(importance, load, agreement), "gate_noise": noise}
 
 
-QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+QUANTILES = (0.3, 0.5, 0.7)
 DAMPINGS: tuple[float | None, ...] = (0.0, 0.1, None)
 
 
