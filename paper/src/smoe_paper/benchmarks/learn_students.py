@@ -19,6 +19,7 @@ import smoe
 from smoe_paper.baselines.layers import LocallyConnected2d
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.benchmarks.learn_tasks import GRID, Lesson, Samples
+from smoe_paper.models import VisionTransformer
 
 NUM_CANDIDATES = 3
 RANK = 8
@@ -122,24 +123,17 @@ class WithChannels(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A vision transformer with a learned position of each 2 x 2 patch, and a convolution of its output and input."""
+    """A vision transformer of 2 x 2 patches with fixed positions, and a convolution of its output and the input."""
 
     def __init__(self, lesson: Lesson, width: int = 32) -> None:
         super().__init__()
-        first, last = lesson.channels[0], lesson.channels[-1]
-        self.adds_input = lesson.adds_input
-        self.patches = nn.Conv2d(first, width, 2, stride=2)
-        self.positions = nn.Parameter(0.02 * torch.randn(math.prod(GRID) // 4, width))
-        block = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
-        self.pixels = nn.Sequential(nn.Conv2d(width, 4 * width, 1), nn.PixelShuffle(2))
-        self.last = nn.Conv2d(width + first, last, 3, padding=1)
+        inputs, self.adds_input = lesson.channels[0], lesson.adds_input
+        self.net = VisionTransformer(inputs, width, GRID, patch_size=2, width=width, depth=2, hidden=2 * width)
+        self.last = nn.Conv2d(width + inputs, lesson.channels[-1], 3, padding=1)
 
     def forward(self, input: Tensor) -> Tensor:
         """`(B, C, H, W)` to outputs of the same grid."""
-        patches = self.patches(input)
-        hidden = self.blocks(patches.flatten(2).mT + self.positions).mT.reshape(patches.shape)
-        output = self.last(torch.cat([self.pixels(hidden), input], dim=1))
+        output = self.last(torch.cat([self.net(input), input], dim=1))
         return input + output if self.adds_input else output
 
 
