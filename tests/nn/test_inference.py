@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -103,3 +104,69 @@ def test_inference_is_seen_by_modes_and_transforms() -> None:
         torch.testing.assert_close(torch.vmap(layer)(x[None])[0], expected, rtol=1e-4, atol=1e-4)
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
+
+
+def _choose_others(layer: smoe.SpatialMoE2d) -> None:
+    indices = layer.gate.get_buffer("indices")
+    indices.copy_(indices ^ 1)
+
+
+def _replace_gate(layer: smoe.SpatialMoE2d) -> None:
+    torch.manual_seed(1)
+    layer._replace_gate(smoe.freeze(LAYERS["pairs"][0]()).gate)
+
+
+REPLACED = {
+    "data": lambda layer: setattr(layer.bias, "data", torch.randn_like(layer.bias)),
+    "parameter": lambda layer: setattr(layer, "weight", torch.nn.Parameter(torch.randn_like(layer.weight))),
+    "map": lambda layer: setattr(layer._affine, "scale", torch.nn.Parameter(torch.randn_like(layer._affine.scale))),
+    "choices": _choose_others,
+    "gate": _replace_gate,
+    "strides": lambda layer: setattr(layer.weight, "data", torch.randn(3, 3, 5, 40).permute(3, 2, 0, 1)),
+    "dtype": lambda layer: layer.double().half().float(),
+    "loading": lambda layer: layer.load_state_dict(smoe.freeze(make("pairs")[0]).state_dict(), assign=True),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_bound_call_sees_what_is_replaced(name: str) -> None:
+    layer, x = make("pairs")
+    layer = smoe.freeze(layer)
+    with torch.no_grad():
+        for _ in range(2):  # from the second pass on, the call is bound
+            layer(x)
+        REPLACED[name](layer)
+        found = [layer(x) for _ in range(2)]
+        copied = copy.deepcopy(layer)
+        layer.weight.data.zero_()
+        assert torch.equal(copied(x), found[1])
+    for each in found:
+        torch.testing.assert_close(each, slowly(copied, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.", "ignore::torch.jit.TracerWarning")
+def test_a_bound_call_gives_way() -> None:
+    layer, x = make("pairs")
+    layer = smoe.freeze(layer)
+    expected = slowly(layer, x)
+    with torch.no_grad():
+        layer(x)
+        assert layer._call is not None and layer._call.bound is not None
+        programs: list[tuple[Any, torch.Tensor]] = [
+            (torch.compile(layer, backend="aot_eager", fullgraph=True), x),
+            (torch.export.export(layer, (x,)).module(), x),
+            (torch.jit.trace(layer, x), x),
+            (torch.vmap(layer, in_dims=1, out_dims=1), x[:, None]),
+        ]
+        for program, given in programs:
+            torch.testing.assert_close(program(given).reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        with pytest.raises(ValueError, match="float64"):
+            layer(x.double())
+        without = torch.func.functional_call(layer, {"weight": torch.zeros_like(layer.weight)}, (x,))
+        assert not torch.isclose(without, expected).all()
+        layer(x)
+    assert layer(x).requires_grad
+    layer.train()(x).sum().backward()
+    assert layer.weight.grad is not None

@@ -338,6 +338,20 @@ int smoe_layer_forward(const smoe_layer* layer, const float* x, const float* wei
                              g.threads);
 }
 
+// All that a forward pass needs beside its input and output.
+struct smoe_bound {
+    const smoe_layer* layer;
+    const float *weight, *bias;
+    const int32_t* indices;
+    uint16_t* masks;
+    const float *scale, *offset;
+};
+
+int smoe_bound_forward(const smoe_bound* of, const float* x, float* y) {
+    return smoe_layer_forward(of->layer, x, of->weight, of->bias, nullptr, nullptr, of->indices, of->masks, of->scale,
+                              of->offset, nullptr, nullptr, y);
+}
+
 // Gradients that are null are not asked for; by_z, which may be z, is needed with a scale, by_bias with a mean. z: what
 // was scaled; it may be missing if y and the offset are there. biases: as they were used. masks: as above. Returns 3 if
 // z is needed.

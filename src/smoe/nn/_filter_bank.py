@@ -33,7 +33,7 @@ from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._routed_layer import RoutedLayer, Step, check_positive
 from smoe.nn._shared_parameters import StatefulModule, at_least_float32, has_process_group
 from smoe.ops._families import learn_factorised, slot_products
-from smoe.ops._layer_call import Bank, LayerCall, mean_response
+from smoe.ops._layer_call import Bank, BoundCall, LayerCall, mean_response
 from smoe.ops._operators import has_library, has_transforms, is_observed, is_plain, library_for, num_threads
 from smoe.ops._routed_conv import routed_conv
 from smoe.ops._routing import Routing, family_members
@@ -487,7 +487,13 @@ class FilterBank(RoutedLayer):
             self._last_routing = routing
         is_centred = mean is not None and mean.counters["is_set"]
         centre = (mean.mean, mean.response) if mean is not None and is_centred else (None, None)
-        return call.output(source, indices, Bank(weight, bias, scale, offset, *centre), lesson)
+        bank, kept = Bank(weight, bias, scale, offset, *centre), self.gate._buffers
+        if kept.get("indices") is indices and not (self.training or is_centred or torch.is_grad_enabled()):
+            is_whole = all(each is None or each.is_contiguous() for each in bank)
+            if source is input and is_whole and not indices.is_inference():
+                maps = {} if affine is None else affine._parameters
+                call.bound = BoundCall(call, indices, bank, (parameters, maps, kept))
+        return call.output(source, indices, bank, lesson)
 
     def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Filters `(B, C, ...)` with the experts `(1 or B, E', P)` of each pixel; returns `(B, E' * F, *grid)`."""

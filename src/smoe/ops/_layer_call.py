@@ -10,7 +10,7 @@ import torch
 
 from smoe.ops._conv_kernels import make_problem
 from smoe.ops._families import family_sizes
-from smoe.ops._operators import Geometry, native_library, num_threads
+from smoe.ops._operators import Geometry, is_observed, native_library, num_threads
 from smoe.ops._routed_conv import routed_conv
 
 
@@ -57,6 +57,56 @@ class _Layer(ctypes.Structure):
     _fields_ = (("geometry", Geometry), ("kernels", ctypes.c_void_p * 5))
 
 
+class BoundCall:
+    """Forward passes without gradients of a layer that has decided: the addresses of all but input and output.
+
+    A small layer takes no longer than a convolution so. Nothing is copied: values that change in place count.
+
+    Args:
+        call: The layer's call.
+        indices: Selected experts.
+        bank: Filters and biases, without a mean.
+        owners: The dictionaries where filters, bias, scale and offset, and indices are kept by their names.
+    """
+
+    def __init__(self, call: LayerCall, indices: torch.Tensor, bank: Bank, owners: Sequence[dict[str, Any]]) -> None:
+        self._shape, self._output_shape, self._threads = call._input_shape, call._shape, call._threads
+        self._indices, self._version, masks = indices, indices._version, call._masks_of(indices)
+        of_layer, of_maps, of_gate = owners
+        places = zip((of_layer, of_layer, of_maps, of_maps, of_gate), (*bank._fields[:4], "indices"), strict=True)
+        tensors = (*bank[:4], indices)
+        # Memory that is held is not given to other tensors: equal addresses are the same memory.
+        self._held = (call, masks, *(None if each is None else each.detach() for each in tensors))
+        *addresses, of_indices, of_masks = (None if each is None else each.data_ptr() for each in (*tensors, masks))
+        self._found = [
+            (owner, name, tensor, tensor.data_ptr())
+            for (owner, name), tensor in zip(places, tensors, strict=True)
+            if tensor is not None
+        ]
+        bound = (ctypes.addressof(call._layer), *addresses[:2], of_indices, of_masks, *addresses[2:])
+        self._bound = (ctypes.c_void_p * 7)(*bound)
+        self._address, self._run = ctypes.addressof(self._bound), call._library.functions.smoe_bound_forward
+        self._run.argtypes = [ctypes.c_void_p] * 3
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor | None:
+        """The output; None where anything is not as it was, or PyTorch has to see what happens."""
+        if is_observed() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return None
+        if type(input) is not torch.Tensor or input.dtype is not torch.float32 or not input.is_cpu:
+            return None
+        if input.shape != self._shape or not input.is_contiguous():
+            return None
+        if num_threads() != self._threads or self._indices._version != self._version:
+            return None
+        for owner, name, tensor, address in self._found:
+            if owner.get(name) is not tensor or tensor.data_ptr() != address:
+                return None
+        output = input.new_empty(self._output_shape)
+        if self._run(self._address, input.data_ptr(), output.data_ptr()) != 0:
+            raise MemoryError("the kernel of a layer could not allocate its memory; use a smaller batch")
+        return output
+
+
 class LayerCall:
     """The passes of a layer, with one output for each expert, for inputs of one shape.
 
@@ -95,6 +145,7 @@ class LayerCall:
         self._layer = _Layer(problem.geometry, (ctypes.c_void_p * 5)(*addresses))
         library.functions.smoe_layer_forward.argtypes = [ctypes.c_void_p] * 13
         library.functions.smoe_layer_backward.argtypes = [ctypes.c_void_p] * 19
+        self.bound: BoundCall | None = None
         # Whether outputs were changed in place, as by `nn.ReLU(inplace=True)`: what was scaled cannot be found again.
         self.keeps_scaled = False
 
