@@ -150,7 +150,9 @@ def test_odd_shapes(instruction_set: str, family: str, num_planes: int) -> None:
 
 def test_families_of_two() -> None:
     library = open_build("avx512")
-    for case in [*CORNERS, *random_planes(3, 30), *random_volumes(4, 15), Case(1, 130, 0, 40, (50, 70))]:
+    volumes = [Case(2, 40, 0, 17, (5, 6, 40), (3, 3, 3)), Case(1, 3, 0, 33, (4, 9, 11), (5, 3, 3), 2, "circular")]
+    wide = [Case(1, 130, 0, 40, (50, 70)), *volumes]
+    for case in [*CORNERS, *random_planes(3, 30), *random_volumes(4, 15), *wide]:
         check(library, FAMILY, dataclasses.replace(case, X=2 * case.E))
 
 

@@ -6,12 +6,12 @@
 //   lanes      16 families; a bit of a mask for each family and pixel says which expert is selected
 //   registers  sums of 6 pixels; per channel and tap both experts' weights are loaded once, and for each pixel blended
 //              by its mask and multiplied by its input, which is broadcast
-//   L1         the weights of a block of channels, [c][tap][2][16], used by all pixels of a band
-//   L2         the padded input of a band of output rows, and its sums [pixel][16]
+//   L1         the weights of a slice of the kernel and a block of channels, [c][tap][2][16], used by all pixels of a
+//   band L2         the padded input of a band of output rows, and its sums [pixel][16]
 //
-// Loops: sample and band > 16 families > block of channels > 6 pixels. A unit of the first loop is made by one thread;
-// each output is summed in the order of channels and taps, whatever the bands and the threads. The cost does not depend
-// on the routing.
+// Loops: sample and band > 16 families > slice of the kernel > block of channels > 6 pixels. A unit of the first loop
+// is made by one thread; each output is summed in the order of slices, channels and taps, whatever the bands and the
+// threads. The cost does not depend on the routing.
 //
 // A processor whose blends and multiply-adds have ports of their own (AMD since Zen 4) blends for nothing; others would
 // take twice as long, and use the lists.
@@ -160,6 +160,7 @@ class Forward {
           masks_(masks),
           taps_(g_.kernel_height * g_.kernel_width),
           filter_(g_.channels * taps_),
+          slice_taps_(taps_ / g_.kernel_depth),
           padded_width_((g_.output_width - 1) * g_.stride + g_.kernel_width),
           pitch_(round_up(padded_width_, kLanes)) {
         for (int64_t u = 0; u < padded_width_; ++u) {
@@ -231,8 +232,13 @@ class Forward {
         float* packed = packed_weight_ + block * filter_ * kPair;
         if (families < kLanes) std::memset(packed, 0, filter_ * kPair * sizeof(float));
         for (int64_t expert = 0; expert < 2; ++expert) {
-            expert_lists::transpose(weight_ + (block * kPair + expert) * filter_, 2 * filter_, families, filter_,
-                                    packed + expert * kLanes, kPair);
+            const float* filters = weight_ + (block * kPair + expert) * filter_;
+            // The taps of a slice of the kernel are together.
+            const int64_t rows = g_.kernel_depth == 1 ? 1 : g_.channels, count = filter_ / (rows * g_.kernel_depth);
+            for (int64_t i = 0; i < g_.kernel_depth * rows; ++i) {
+                expert_lists::transpose(filters + (i % rows * g_.kernel_depth + i / rows) * count, 2 * filter_,
+                                        families, count, packed + i * count * kPair + expert * kLanes, kPair);
+            }
         }
     }
 
@@ -267,8 +273,9 @@ class Forward {
         const int64_t channel_pitch = rows * pitch_;
         pack_input(x_ + sample * g_.channels * g_.height * g_.width, first_row, rows, input);
         const int64_t first_pixel = begin * g_.output_width, pixels = (end - begin) * g_.output_width;
-        const int64_t most = std::max<int64_t>(kWeightBytes / (taps_ * kPair * 4), 1);
-        const int64_t parts = ceil_divide(g_.channels, most), groups = ceil_divide(pixels, kPixels);
+        const int64_t most = std::max<int64_t>(kWeightBytes / (slice_taps_ * kPair * 4), 1);
+        const int64_t channel_blocks = ceil_divide(g_.channels, most), groups = ceil_divide(pixels, kPixels);
+        const int64_t parts = g_.kernel_depth * channel_blocks;
         std::vector<int64_t> places;
         for (int64_t row = begin; row < end; ++row) {
             const int64_t start = (padded_row(g_, row, 0) - first_row) * pitch_;
@@ -282,10 +289,14 @@ class Forward {
             std::copy(masks + (groups - 1) * kPixels, masks + pixels, last_masks);
             start_sums(block, masks, pixels, sums);
             for (int64_t part = 0; part < parts; ++part) {
-                const int64_t c = g_.channels * part / parts, count = g_.channels * (part + 1) / parts - c;
-                const float* weights = packed_weight_ + (block * g_.channels + c) * taps_ * kPair;
-                const float* ahead = weights + count * taps_ * kPair;
-                const int64_t lines = round_up(count * taps_ * kPair / groups, kLanes);
+                const int64_t slice = part / channel_blocks, place = part % channel_blocks;
+                const int64_t c = g_.channels * place / channel_blocks;
+                const int64_t count = g_.channels * (place + 1) / channel_blocks - c;
+                const float* weights =
+                    packed_weight_ + ((block * g_.kernel_depth + slice) * g_.channels + c) * slice_taps_ * kPair;
+                const float* ahead = weights + count * slice_taps_ * kPair;
+                const int64_t lines = round_up(count * slice_taps_ * kPair / groups, kLanes);
+                const float* part_input = input + c * channel_pitch + kernel_rows_[slice * kernel_slice_height(g_)];
                 for (int64_t group = 0; group < groups; ++group) {
                     const int64_t pixel = group * kPixels;
                     const Pixels them{places.data() + pixel, group + 1 < groups ? masks + pixel : last_masks};
@@ -293,7 +304,7 @@ class Forward {
                     for (const float* end = ahead + lines; ahead < end; ahead += kLanes)
                         __builtin_prefetch(ahead, 0, 2);
                     if (part + 1 == parts) prefetch_outputs(sample, block, first_pixel, pixels, group, groups);
-                    add_channels(them, weights, count, channel_pitch, input + c * channel_pitch, sums + pixel * kLanes);
+                    add_channels(them, weights, count, channel_pitch, part_input, sums + pixel * kLanes);
                 }
             }
             write(sample, block, first_pixel, pixels, sums);
@@ -355,7 +366,7 @@ class Forward {
 
     void add_channels(const Pixels& pixels, const float* weights, int64_t channels, int64_t channel_pitch,
                       const float* input, float* place) const {
-        if (g_.kernel_width == 3 && g_.kernel_height == 3) {
+        if (g_.kernel_width == 3 && kernel_slice_height(g_) == 3) {
             // Neighbours, since places ascend, but where the last pixel is repeated.
             const int64_t *first = pixels.places, *last = first + kPixels - 1;
             const bool is_run = *last - *first == kPixels - 1 && *last != last[-1];
@@ -366,9 +377,9 @@ class Forward {
         __m512 sums[kPixels];
         for (int i = 0; i < kPixels; ++i) sums[i] = _mm512_load_ps(place + i * kLanes);
         for (int64_t c = 0; c < channels; ++c, input += channel_pitch) {
-            for (const int64_t row : kernel_rows_) {
+            for (int64_t row = 0; row < kernel_slice_height(g_); ++row) {
                 for (int64_t column = 0; column < g_.kernel_width; ++column, weights += kPair) {
-                    add_tap(pixels, weights, input + row + column, sums);
+                    add_tap(pixels, weights, input + kernel_rows_[row] + column, sums);
                 }
             }
         }
@@ -396,12 +407,12 @@ class Forward {
     const float *x_, *weight_, *bias_;
     const int32_t* indices_;
     float* y_;
-    const float *scale_, *offset_;  // of each output and pixel, or none
-    float* z_;                      // what is scaled; y itself if it is not kept
-    const int64_t plane_;           // output pixels
-    const int64_t blocks_;          // of 16 families
-    uint16_t* masks_;               // [block][pixel]
-    const int64_t taps_, filter_;
+    const float *scale_, *offset_;                      // of each output and pixel, or none
+    float* z_;                                          // what is scaled; y itself if it is not kept
+    const int64_t plane_;                               // output pixels
+    const int64_t blocks_;                              // of 16 families
+    uint16_t* masks_;                                   // [block][pixel]
+    const int64_t taps_, filter_, slice_taps_;          // taps_ of all slices of the kernel
     const int64_t padded_width_, pitch_;                // of a padded row, and from one to the next
     std::vector<std::pair<int64_t, int64_t>> borders_;  // padded columns beyond the input, and what they repeat, or -1
     std::vector<int64_t> kernel_rows_;
