@@ -126,6 +126,15 @@ def test_gradients_of_wide_borders(width):
     torch.autograd.gradcheck(lambda part: pad_faces(part, width), faces, fast_mode=True)
     # A constant sphere has a constant border.
     assert (pad_faces(torch.ones_like(faces), width) == 1.0).all()
+    # The kernels of float32: output, gradient, and the gradient of that, which is linear in the error.
+    results = []
+    for given in (faces, faces.detach().float().requires_grad_()):
+        padded = pad_faces(given, width)
+        error = torch.linspace(-1.0, 1.0, padded.numel(), dtype=given.dtype).view_as(padded).requires_grad_()
+        (by_faces,) = torch.autograd.grad(padded, given, error, create_graph=True)
+        (by_error,) = torch.autograd.grad(by_faces, error, given.detach())
+        results.append([each.detach().float() for each in (padded, by_faces, by_error)])
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_the_order_is_detected_by_coordinates():
