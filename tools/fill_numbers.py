@@ -199,20 +199,20 @@ def _mean_and_spread(values: list[float], digits: int) -> str:
 
 
 def _at_best_rates(name: str) -> dict[str, tuple[str, list[dict[str, Any]]]]:
-    """The rate with the least mean loss of the validation year, and the runs of all its seeds, by network."""
+    """The rate with the most seeds, of these the least mean loss of the validation year, and its runs, by network."""
     from smoe_paper.experiments.experiment import find_experiment
     from smoe_paper.experiments.stored_runs import RunStore
     from smoe_paper.experiments.tables import outcomes
 
     tables, store = find_experiment("weather").tables, RunStore(ROOT / "paper/results/weather/runs.jsonl")
-    found: dict[str, list[tuple[float, str, list[dict[str, Any]]]]] = {net: [] for net in _NETS}
+    found: dict[str, list[tuple[int, float, str, list[dict[str, Any]]]]] = {net: [] for net in _NETS}
     for row in tables.select(f"weather/{name}")[0].rows:
         for outcome in outcomes(tables, row, store):
             if row.labels[0] in found:
                 losses = [min(run["validation"]) for run in outcome.results]
-                found[row.labels[0]].append((statistics.fmean(losses), row.labels[1], outcome.results))
-    best = {net: min(of_net, key=lambda each: each[0]) for net, of_net in found.items()}
-    return {net: (rate, runs) for net, (_, rate, runs) in best.items()}
+                found[row.labels[0]].append((-len(losses), statistics.fmean(losses), row.labels[1], outcome.results))
+    best = {net: min(of_net, key=lambda each: each[:2]) for net, of_net in found.items()}
+    return {net: (rate, runs) for net, (_, _, rate, runs) in best.items()}
 
 
 def table(file: str, first: str, columns: str) -> str:
