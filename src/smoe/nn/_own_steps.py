@@ -323,6 +323,10 @@ def _follow_loading(module: SelfOptimizing, incompatible_keys: object) -> None:
 _hooks: list[RemovableHandle] = []
 # During a step of an optimiser: local affine maps that it will move, their values before, and a factor of the step.
 _stepping: list[tuple[torch.Tensor, torch.Tensor, float]] = []
+# And the modules that it leads, in their order, with its groups of parameters.
+_led: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[tuple[SelfOptimizing, dict[str, Any]]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
@@ -368,27 +372,29 @@ def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
     if not _modules:
         return
     groups = _groups(optimizer)
-    for module in _modules.values():
-        module._is_led = module._is_led or module._group(groups) is not None
+    found = [(module, module._group(groups)) for _, module in sorted(_modules.items())]
+    _led[optimizer] = led = [(module, group) for module, group in found if group is not None]
+    for module, _ in led:
+        if not module._is_led:  # an assignment to a module is slow
+            module._is_led = True
     # Of an optimiser that calls another one, the step of that one counts.
-    _stepping[:] = _slow_maps(groups)
+    _stepping[:] = _slow_maps(groups) if any("betas" in group for group in optimizer.param_groups) else ()
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     del args, kwargs
-    with torch.no_grad():
-        for values, before, factor in _stepping:
-            if values.grad is not None:  # which a closure may have computed within the step
-                values.add_(values - before, alpha=factor - 1.0)
-    _stepping.clear()
-    if not _modules:
-        return
-    groups, modules = _groups(optimizer), []
-    for _, module in sorted(_modules.items()):
-        group = module._group(groups)
-        if group is not None:
-            module._step_factor = _step_factor_of(group)
-            modules.append(module)
+    if _stepping:
+        with torch.no_grad():
+            for values, before, factor in _stepping:
+                if values.grad is not None:  # which a closure may have computed within the step
+                    values.add_(values - before, alpha=factor - 1.0)
+        _stepping.clear()
+    modules = []
+    for module, group in _led.pop(optimizer, ()):
+        factor = _step_factor_of(group)
+        if module._step_factor != factor:
+            module._step_factor = factor
+        modules.append(module)
     # Alike in all processes, also if one of them has seen nothing.
     is_due = [module._may_learn() if has_process_group() else module._has_gradient() for module in modules]
     _take_steps([module for module, is_taken in zip(modules, is_due, strict=True) if is_taken])

@@ -243,12 +243,18 @@ class LayerCall:
 
     def _call(self, name: str, *arguments: torch.Tensor | ctypes.c_int64 | None) -> bool:
         """Calls a function of csrc/layer.cpp; what it writes to must be contiguous. True: it needs what was scaled."""
-        # Copies live until the call has ended.
-        given = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in arguments]
         pointers: list[int | None] = [ctypes.addressof(self._layer)]
-        for each in given:
-            is_tensor = isinstance(each, torch.Tensor)
-            pointers.append(each.data_ptr() if is_tensor else None if each is None else ctypes.addressof(each))
+        copies: list[torch.Tensor] = []  # which live until the call has ended
+        for each in arguments:
+            if each is None:
+                pointers.append(None)
+            elif isinstance(each, ctypes.c_int64):
+                pointers.append(ctypes.addressof(each))
+            elif each.is_contiguous():
+                pointers.append(each.data_ptr())
+            else:
+                copies.append(each.contiguous())
+                pointers.append(copies[-1].data_ptr())
         code = getattr(self._library.functions, name)(*pointers)
         if code not in (0, 3):
             raise MemoryError("the kernel of a layer could not allocate its memory; use a smaller batch")
