@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -123,6 +125,9 @@ REPLACED = {
     "choices": _choose_others,
     "gate": _replace_gate,
     "strides": lambda layer: setattr(layer.weight, "data", torch.randn(3, 3, 5, 40).permute(3, 2, 0, 1)),
+    "transpose": lambda layer: setattr(layer.weight, "data", layer.weight.data.transpose(2, 3)),
+    "gate assigned": lambda layer: setattr(layer, "gate", smoe.freeze(LAYERS["pairs"][0]()).gate),
+    "map assigned": lambda layer: setattr(layer, "_affine", smoe.LocalAffine(20, (9, 11))),
     "dtype": lambda layer: layer.double().half().float(),
     "loading": lambda layer: layer.load_state_dict(smoe.freeze(make("pairs")[0]).state_dict(), assign=True),
 }
@@ -142,6 +147,22 @@ def test_a_bound_call_sees_what_is_replaced(name: str) -> None:
         assert torch.equal(copied(x), found[1])
     for each in found:
         torch.testing.assert_close(each, slowly(copied, x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_bound_call_holds_no_layer() -> None:
+    layer, x = make("pairs")
+    layer = smoe.freeze(layer)
+    with torch.no_grad():
+        layer(x)
+        layer(x)
+    weight = weakref.ref(layer.weight)
+    gc.collect()
+    gc.disable()
+    try:
+        del layer
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.", "ignore::torch.jit.TracerWarning")

@@ -386,10 +386,6 @@ class FilterBank(RoutedLayer):
         if self._input_mean is not None:
             self._input_mean.start(self.weight)
 
-    def __getstate__(self) -> dict[str, object]:
-        # What the kernels made belongs to its process.
-        return {**super().__getstate__(), "_call": None}
-
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
@@ -492,7 +488,9 @@ class FilterBank(RoutedLayer):
             is_whole = all(each is None or each.is_contiguous() for each in bank)
             if source is input and is_whole and not indices.is_inference():
                 maps = {} if affine is None else affine._parameters
-                call.bound = BoundCall(call, indices, bank, (parameters, maps, kept))
+                names = ["weight", "bias", "scale", "offset", "indices", "gate", "_affine"]
+                owners = (parameters, parameters, maps, maps, kept, self._modules, self._modules)
+                call.bound = BoundCall(call, indices, bank, list(zip(owners, names, strict=True)))
         return call.output(source, indices, bank, lesson)
 
     def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

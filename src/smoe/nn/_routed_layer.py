@@ -15,7 +15,7 @@ from torch import nn
 
 from smoe._notebook import html_routing, html_text
 from smoe.nn._gate import SpatialGate
-from smoe.nn._shared_parameters import StatefulModule, is_sharded, save_once
+from smoe.nn._shared_parameters import CopiedModule, StatefulModule, is_sharded, save_once
 from smoe.ops._classification import train_routing
 from smoe.ops._conv_kernels import output_grid
 from smoe.ops._layer_call import Lesson
@@ -67,7 +67,7 @@ def as_leaf(layer: nn.Module, input: Any) -> Any:
     return tracer.create_proxy("call_module", tracer.path_of_module(layer), (input,), {})
 
 
-class RoutedLayer(nn.Module, ABC):
+class RoutedLayer(CopiedModule, ABC):
     """A layer whose gate selects experts at each pixel and learns inside the layer's backward pass.
 
     In training mode the error signal that reaches the layer trains the gate by the layer's rule. In evaluation mode the

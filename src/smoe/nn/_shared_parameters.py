@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 
-class SharedModule(nn.Module):
+class CopiedModule(nn.Module):
+    """A module that is copied by its `__getstate__` also if it is parametrised: PyTorch would copy its attributes."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        kind: Any = type_before_parametrizations(self)
+        memo[id(self)] = copied = self.__new__(type(self))
+        copied.__setstate__(copy.deepcopy(kind.__getstate__(self), memo))
+        return copied
+
+
+class SharedModule(CopiedModule):
     """A module that stands in a state_dict under the first module that holds it; see `save_once`."""
 
     def __init__(self) -> None:

@@ -66,23 +66,22 @@ class BoundCall:
         call: The layer's call.
         indices: Selected experts.
         bank: Filters and biases, without a mean.
-        owners: The dictionaries where filters, bias, scale and offset, and indices are kept by their names.
+        places: Where the four of these and the indices are kept, and whatever else must not be replaced: dictionaries
+            and names.
     """
 
-    def __init__(self, call: LayerCall, indices: torch.Tensor, bank: Bank, owners: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, call: LayerCall, indices: torch.Tensor, bank: Bank, places: Sequence[tuple[dict[str, Any], str]]
+    ) -> None:
         self._shape, self._output_shape, self._threads = call._input_shape, call._shape, call._threads
         self._indices, self._version, masks = indices, indices._version, call._masks_of(indices)
-        of_layer, of_maps, of_gate = owners
-        places = zip((of_layer, of_layer, of_maps, of_maps, of_gate), (*bank._fields[:4], "indices"), strict=True)
         tensors = (*bank[:4], indices)
-        # Memory that is held is not given to other tensors: equal addresses are the same memory.
-        self._held = (call, masks, *(None if each is None else each.detach() for each in tensors))
+        # Memory that is held is not given to other tensors: equal addresses are the same memory. The call itself, which
+        # keeps this one, is not held: a layer that is dropped is freed at once.
+        self._held = (call._layer, masks, *(None if each is None else each.detach() for each in tensors))
         *addresses, of_indices, of_masks = (None if each is None else each.data_ptr() for each in (*tensors, masks))
-        self._found = [
-            (owner, name, tensor, tensor.data_ptr())
-            for (owner, name), tensor in zip(places, tensors, strict=True)
-            if tensor is not None
-        ]
+        self._found = [(owner, name, owner.get(name)) for owner, name in places]
+        self._places = [(each, each.data_ptr()) for each in tensors if each is not None]
         bound = (ctypes.addressof(call._layer), *addresses[:2], of_indices, of_masks, *addresses[2:])
         self._bound = (ctypes.c_void_p * 7)(*bound)
         self._address, self._run = ctypes.addressof(self._bound), call._library.functions.smoe_bound_forward
@@ -98,8 +97,11 @@ class BoundCall:
             return None
         if num_threads() != self._threads or self._indices._version != self._version:
             return None
-        for owner, name, tensor, address in self._found:
-            if owner.get(name) is not tensor or tensor.data_ptr() != address:
+        for owner, name, value in self._found:
+            if owner.get(name) is not value:
+                return None
+        for tensor, address in self._places:
+            if tensor.data_ptr() != address or not tensor.is_contiguous():
                 return None
         output = input.new_empty(self._output_shape)
         if self._run(self._address, input.data_ptr(), output.data_ptr()) != 0:
@@ -148,6 +150,10 @@ class LayerCall:
         self.bound: BoundCall | None = None
         # Whether outputs were changed in place, as by `nn.ReLU(inplace=True)`: what was scaled cannot be found again.
         self.keeps_scaled = False
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # What the kernels made belongs to its layer and process: a copy is None.
+        return type(None), ()
 
     def serves(self, input: torch.Tensor) -> bool:
         """Whether the call was made for inputs like this, and this number of threads."""
