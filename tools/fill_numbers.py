@@ -145,13 +145,15 @@ def heat() -> str:
     # The first of two columns of one name: the second is of epochs.
     found = [dict(reversed([*zip(cells[0], row, strict=True)])) for row in cells[2:]]
     run = {row["model"]: row for row in reversed(found) if row["here"]}
-    names = {"LCN": "a filter for each pixel (LCN)", "LRLCN-ND": "of low rank (LRLCN)"}
-    names |= {"Convolution, not residual": "a convolution"}
-    here = [f"{words} {run[name]['here']} %" for name, words in names.items() if name in run]
+    names = {"Convolution, not residual": "convolution", "LCN": "filters of each pixel", "LRLCN-ND": "LRLCN-ND"}
+    scales = {name: run[name]["scale"] for name in names}
+    assert "tiny" not in scales.values()
+    here = [f"{words}{'*' * (scales[name] == 'small')} {run[name]['here']} %" for name, words in names.items()]
     smoe = run["SMoE"]
     return (
         f"Heat diffusion, pixels within 1 % of the truth: SMoE with the paper's rule {smoe['here']} % "
-        f"({smoe['seeds']} seeds; the paper {smoe['paper']} %); one seed each: {', '.join(here)}."
+        f"({smoe['seeds']} seeds; paper: {smoe['paper']} %); one seed each (*: a quarter of the data): "
+        f"{', '.join(here)}."
     )
 
 

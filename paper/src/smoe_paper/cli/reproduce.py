@@ -91,7 +91,7 @@ def _write_page() -> int:
         for table in experiment.tables.tables:
             write_report(experiment.tables, table, store)
     text = page((experiment.tables, store) for experiment, store in stores.items())
-    (RESULTS / "tables.md").write_text(text)
+    (RESULTS / "tables.md").write_text(f"{text}\n{(RESULTS / 'text.md').read_text()}")
     sys.stdout.write(f"{RESULTS / 'tables.md'}\n")
     return 0
 

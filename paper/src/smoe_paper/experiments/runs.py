@@ -220,7 +220,7 @@ def plan_runs(
     for seed in range(num_seeds):
         for table in tables:
             for row in table.rows:
-                if only and only.lower() not in (text.lower() for text in (row.label, *row.labels)):
+                if not row.can_run or (only and only.lower() not in [t.lower() for t in (row.label, *row.labels)]):
                     continue
                 recipe = scale.recipe(row, seed)
                 # The threads are those of the process that trains it.

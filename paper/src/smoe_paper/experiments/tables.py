@@ -23,6 +23,7 @@ class PublishedResult:
     spread: float = 0.0
     epochs: int | None = None
     source: str = ""
+    parameters: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Row:
     labels: tuple[str, ...]
     recipe: Recipe
     paper: tuple[PublishedResult, ...] = ()
+    can_run: bool = True  # False if it needs data that nothing here stands for: the row is shown, and not trained.
 
     @property
     def label(self) -> str:
@@ -155,14 +157,25 @@ class Outcome:
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
     @property
-    def best_epoch(self) -> float | None:
+    def shown_epoch(self) -> str:
+        """Mean of the epochs of the best weights."""
         epochs = [result["best_epoch"] for result in self.results if result["best_epoch"] is not None]
-        return statistics.fmean(epochs) if epochs else None
+        return f"{statistics.fmean(epochs):.0f}" if epochs else ""
+
+    @property
+    def shown_parameters(self) -> str:
+        first = self.results[0]
+        return f"{first['parameters']}{f'+{gate}' if (gate := first['gate_parameters']) else ''}"
 
     def differs_from(self, paper: PublishedResult) -> bool:
-        """Whether the means are further apart than both spreads together, and than what printing rounds away."""
-        mean = self.mean(paper.metric)
-        return mean is None or abs(mean - paper.mean) > self.spread(paper.metric) + paper.spread + 0.05
+        """Whether the means are further apart than both spreads and rounding, or our seeds disagree among themselves.
+
+        These disagree if their spread exceeds the paper's by more than a hundredth of the mean.
+        """
+        mean, spread = self.mean(paper.metric), self.spread(paper.metric)
+        if mean is None or spread - paper.spread > 0.01 * abs(mean):
+            return True
+        return abs(mean - paper.mean) > spread + paper.spread + 0.05
 
     def cell(self, metric: ShownMetric) -> str:
         mean, values = self.mean(metric.name), self.values(metric.name)
@@ -174,10 +187,7 @@ class Outcome:
 
 
 def verdict(row: Row, outcome: Outcome | None) -> str:
-    """What a row is beside the paper's: not run, simulated, smaller, differs or reproduced; ours if it has no such row.
-
-    A row is reproduced if the means are no further apart than both standard deviations together.
-    """
+    """What a row is beside the paper's, which `PAGE_TEXT` explains."""
     if not row.paper:
         return "ours"
     if outcome is None:
@@ -189,7 +199,8 @@ def verdict(row: Row, outcome: Outcome | None) -> str:
 
 def outcomes(tables: TableSet, row: Row, store: RunStore) -> list[Outcome]:
     """What is stored of a row, the largest scale first."""
-    found = ((scale, store.read_all_seeds(scale.recipe(row, seed=0))) for scale in tables.scales)
+    scales = tables.scales if row.can_run else ()
+    found = ((scale, store.read_all_seeds(scale.recipe(row, seed=0))) for scale in scales)
     return [Outcome(scale, results) for scale, results in found if results]
 
 
@@ -208,13 +219,13 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
     about_rows, about_table, not_run = _read_notes(tables, table, store)
     metrics = table.metrics or tables.metrics
     paper_metrics = {result.metric for row in table.rows for result in row.paper}
-    has_paper_epochs = any(result.epochs is not None for row in table.rows for result in row.paper)
-    headings = [*table.columns, "parameters", *_number_columns(metrics, paper_metrics)]
-    headings += ["is"] if paper_metrics else []
+    has_paper_parameters, has_paper_epochs = _printed_columns(table)
+    headings = [*table.columns, *(["parameters: paper"] if has_paper_parameters else []), "parameters"]
+    headings += [*_number_columns(metrics, paper_metrics), *(["is"] if paper_metrics else [])]
     headings += ["seeds", "scale", *(["epochs: paper", "here"] if has_paper_epochs else ["epochs"]), "s per run"]
     lines: list[list[str]] = []
     for reference in _references(table, store):
-        cells = [reference["label"], *[""] * (len(table.columns) - 1), "0"]
+        cells = [reference["label"], *[""] * (len(table.columns) - 1 + has_paper_parameters), "0"]
         for metric in metrics:
             cells += [""] if metric.name in paper_metrics else []
             cells.append(
@@ -227,17 +238,15 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore) -> str:
         for outcome in found or [None]:
             verdicts = [verdict(row, outcome)] if paper_metrics else []
             numbers = [*_numbers(row, outcome, metrics, paper_metrics), *verdicts]
-            printed = next((str(result.epochs) for result in row.paper if result.epochs is not None), "")
-            epochs = [printed] if has_paper_epochs else []
+            parameters, epochs = _printed(row)
+            labels = [*row.labels, *([parameters] if has_paper_parameters else [])]
             if outcome is None:
-                lines.append([*row.labels, "", *numbers, "0", "", *epochs, "", ""])
+                lines.append([*labels, "", *numbers, "0", "", *([epochs] if has_paper_epochs else []), "", ""])
                 continue
-            first, best = outcome.results[0], outcome.best_epoch
-            gate = f"+{first['gate_parameters']}" if first["gate_parameters"] else ""
             seconds = statistics.fmean(run["seconds"] for run in outcome.results)
             size = _size(table, outcome, store)
-            ends = [*size, *epochs, "" if best is None else f"{best:.0f}", f"{seconds:.0f}"]
-            lines.append([*row.labels, f"{first['parameters']}{gate}", *numbers, *ends])
+            ends = [*size, *([epochs] if has_paper_epochs else []), outcome.shown_epoch, f"{seconds:.0f}"]
+            lines.append([*labels, outcome.shown_parameters, *numbers, *ends])
         for run in (run for outcome in found for run in outcome.results):
             data = f", data {run['data']}" if "data" in run else ""
             circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}{data}")
@@ -273,48 +282,44 @@ def page(experiments: Iterable[tuple[TableSet, RunStore]]) -> str:
             metrics = [metric for metric in table.metrics or tables.metrics if metric.name in paper_metrics]
             if not metrics:
                 continue
+            printed_columns = zip(("parameters", "epochs"), (0, 1), _printed_columns(table), strict=True)
+            shown = [(column, place) for column, place, is_shown in printed_columns if is_shown]
             lines: list[list[str]] = []
             for row in table.rows:
                 outcome = next(iter(outcomes(tables, row, store)), None)
+                if outcome is None and not row.paper:
+                    continue
                 size = ["0", ""] if outcome is None else _size(table, outcome, store)
+                here = ("", "") if outcome is None else (outcome.shown_parameters, outcome.shown_epoch)
+                more_cells = [cell for _, place in shown for cell in (_printed(row)[place], here[place])]
                 numbers = _numbers(row, outcome, metrics, paper_metrics)
-                lines.append([*row.labels, *numbers, verdict(row, outcome), *size])
+                lines.append([*row.labels, *numbers, verdict(row, outcome), *size, *more_cells])
             more = f"{tables.name}/{table.short_name}.md"
             name = f"[{table.name}]({more})" if (store.path.parents[1] / more).exists() else table.name
             title = f"## {table.source[0].upper()}{table.source[1:]}: {table.title}"
             headings = [*table.columns, *_number_columns(metrics, paper_metrics), "is", "seeds", "scale"]
+            headings += [f"{column}: {kind}" for column, _ in shown for kind in ("paper", "here")]
             picture = _picture(table, store, f"{tables.name}/")
             *_, not_run = _read_notes(tables, table, store)
             parts += [title, f"{name}. {tables.metric_text}", _grid(headings, lines), not_run]
             parts += [_command(tables, table, store), picture]
-    parts += ["## Table 4: ImageNet", IMAGENET]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 PAGE_TEXT = """Made by `smoe reproduce page` from the stored runs. A row *is*
 
-- reproduced: at the paper's size on its data, the means are no further apart than both standard deviations together;
-- differs: at the paper's size on its data, they are;
+- reproduced: at the paper's size on its data, the means are no further apart than both standard deviations together,
+  and ours is not larger than the paper's by more than a hundredth of the mean;
+- differs: at the paper's size on its data, they are further apart, or our seeds are;
 - smaller: run on the paper's data, but with fewer of them, or with smaller networks or fewer steps;
 - simulated: run on simulated data, with smaller networks, which says nothing of the paper's numbers; *other data*:
   simulated at another time than those of the table's references;
 - not run: no run is stored; why is said below the table;
-- ours: a row that the paper does not have.
+- ours: a row that the paper does not have, if it was run.
+
+*Epochs* are those until the best weights; the paper does not say which of its epochs it counts.
 
 Figures 1 and 2 of the paper are drawings of the method, which [the report](../../docs/report.md) describes."""
-
-IMAGENET = """| model | top-1: paper | top-5: paper | is |
-|---|---|---|---|
-| ResNet-50 | 80.83 ± 0.04 | 95.39 ± 0.03 | not run |
-| LRLCN | 80.90 ± 0.02 | 95.41 ± 0.05 | not run |
-| SMoE after first layer | 80.85 ± 0.05 | 95.40 ± 0.01 | not run |
-| Last layer SMoE | 80.91 ± 0.04 | 95.42 ± 0.03 | not run |
-| 3 x 3 convs to SMoE | 81.33 ± 0.03 | 95.52 ± 0.01 | not run |
-| Wide ResNet-50-2 | 81.76 ± 0.03 | 95.74 ± 0.02 | not run |
-
-Not run: 600 epochs of batches of 8192 on 64 GPUs. There is no recipe and no command; [docs/images.md](
-../../docs/images.md#imagenet) has the network and what was measured of it."""
-
 
 OTHER = ", other data"
 OTHER_DATA = "Rows of *other data* were simulated at another time; the references and all other rows are of one time."
@@ -364,7 +369,7 @@ def _read_notes(tables: TableSet, table: ResultTable, store: RunStore) -> tuple[
 def _command(tables: TableSet, table: ResultTable, store: RunStore) -> str:
     """The command of the rows that have no run, at the scale that most of the others have."""
     found = [(row, outcomes(tables, row, store)) for row in table.rows]
-    missing = [row for row, of_row in found if not of_row]
+    missing = [row for row, of_row in found if not of_row and row.can_run]
     if not missing:
         return ""
     used = [outcome.scale for _, of_row in found for outcome in of_row]
@@ -375,6 +380,18 @@ def _command(tables: TableSet, table: ResultTable, store: RunStore) -> str:
     labels = common[:1] or [row.label for row in missing]
     command = f'smoe reproduce {table.name} --scale {scale.name} --seeds 1{data} --rows "ROW"'
     return f"Their command: `{command}`, where ROW is {' or '.join(f'`{label}`' for label in labels)}."
+
+
+def _printed(row: Row) -> tuple[str, str]:
+    """The paper's numbers of parameters and of epochs."""
+    epochs = (str(result.epochs) for result in row.paper if result.epochs is not None)
+    return next((result.parameters for result in row.paper), ""), next(epochs, "")
+
+
+def _printed_columns(table: ResultTable) -> tuple[bool, bool]:
+    """Whether the paper prints numbers of parameters and of epochs in this table."""
+    parameters, epochs = zip(*map(_printed, table.rows), strict=True)
+    return any(parameters), any(epochs)
 
 
 def _number_columns(metrics: Sequence[ShownMetric], paper_metrics: set[str]) -> list[str]:
@@ -389,8 +406,7 @@ def _numbers(
     for metric in metrics:
         if metric.name in paper_metrics:
             result = next((result for result in row.paper if result.metric == metric.name), None)
-            spread = "" if result is None or not metric.is_percentage else f" ± {result.spread:g}"
-            yield "" if result is None else f"{result.mean:.{metric.decimals}f}{spread}"
+            yield "" if result is None else f"{result.mean:.{metric.decimals}f} ± {result.spread:g}"
         yield "not run" if outcome is None else outcome.cell(metric)
 
 

@@ -174,22 +174,24 @@ HEAT_RECIPES = {
 }
 
 
-def heat_result(mean: float, spread: float = 0.0, epochs: int | None = None, source: str = "") -> PublishedResult:
-    return PublishedResult("within_1_percent", mean, spread, epochs, source)
+def heat_result(
+    mean: float, spread: float = 0.0, epochs: int | None = None, parameters: str = "", source: str = ""
+) -> PublishedResult:
+    return PublishedResult("within_1_percent", mean, spread, epochs, source, parameters)
 
 
 PUBLISHED = {
     f"heat/{name}": heat_result(*numbers, source="Figure 3, left")
     for name, numbers in {
-        "smoe": (100.0, 0.0, 8),
-        "conv": (91.3, 0.2, 102),
-        "coordconv": (91.1, 0.2, 50),
-        "condconv": (91.2, 0.3, 120),
-        "lrlcn": (91.8, 0.5, 27),
-        "lrlcn-nd": (91.5, 0.3, 35),
-        "lcn": (100.0, 0.0, 110),
-        "fc": (14.2, 1.2, 250),
-        "vit": (93.5, 0.1, 67),
-        "vmoe": (93.8, 0.3, 74),
+        "smoe": (100.0, 0.0, 8, "27+12288"),
+        "conv": (91.3, 0.2, 102, "146"),
+        "coordconv": (91.1, 0.2, 50, "56"),
+        "condconv": (91.2, 0.3, 120, "200"),
+        "lrlcn": (91.8, 0.5, 27, "516"),
+        "lrlcn-nd": (91.5, 0.3, 35, "12315"),
+        "lcn": (100.0, 0.0, 110, "36764"),
+        "fc": (14.2, 1.2, 250, "16.7M"),
+        "vit": (93.5, 0.1, 67, "200k"),
+        "vmoe": (93.8, 0.3, 74, "470k"),
     }.items()
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from smoe.rules import Damping, EndToEnd, RoutingClassification, StraightThrough
 from smoe_paper.experiments.experiment import Experiment
@@ -139,6 +139,11 @@ def _in_unit(unit: float) -> dict[str, Any]:
     return {"data": HeatDiffusion(unit=unit), "optimizer": Adam(eps=1e-15)}
 
 
+_SIZES: tuple[tuple[Literal["conv", "coordconv", "condconv"], tuple[int, ...], bool], ...] = (
+    *(("conv", hidden, False) for hidden in ((), (8,), (12,), (12, 12))),
+    ("conv", (12, 12), True),
+    *((layer, hidden, False) for layer in ("coordconv", "condconv") for hidden in ((), (12,))),
+)
 _LOSS_MODELS: dict[str, HeatRecipe] = {
     "one 3 x 3 convolution": HeatRecipe(model=ConvNetModel("conv", hidden=())),
     "Convolution": HEAT_RECIPES["heat/conv-plain"],
@@ -161,12 +166,12 @@ _TABLES: dict[tuple[str, str, str, str], Iterable[tuple[Any, ...]]] = {
         ("yes; yes", {"rule": RELEASED}, 100.0, 0.0, 8),
     ],
     ("gates", "Table 2", "Gate functions", "gate"): [
-        ("Fully-connected", {"gate": "linear"}, 85.2, 5.7),
-        ("3 x 3 convolution", {"gate": "conv"}, 91.3, 0.3),
-        ("3 x 3 CoordConv", {"gate": "coordconv"}, 91.5, 0.4),
-        ("3 x 3 LCN", {"gate": "lcn"}, 96.3, 1.2),
-        ("3 x 3 CoordConv x 3", {"gate": "coordconv3"}, 91.6, 0.2),
-        ("Tensor routing", SMOE, 100.0),
+        ("Fully-connected", {"gate": "linear"}, 85.2, 5.7, None, "50M"),
+        ("3 x 3 convolution", {"gate": "conv"}, 91.3, 0.3, None, "27"),
+        ("3 x 3 CoordConv", {"gate": "coordconv"}, 91.5, 0.4, None, "81"),
+        ("3 x 3 LCN", {"gate": "lcn"}, 96.3, 1.2, None, "110592"),
+        ("3 x 3 CoordConv x 3", {"gate": "coordconv3"}, 91.6, 0.2, None, "255"),
+        ("Tensor routing", SMOE, 100.0, 0.0, None, "12288"),
     ],
     ("configurations", "section 3.1", "When the right configuration is not known", "configuration"): [
         ("six experts", {"num_experts": 6}, 100.0),
@@ -211,6 +216,12 @@ _TABLES: dict[tuple[str, str, str, str], Iterable[tuple[Any, ...]]] = {
     ("gate-auxiliary", "", "Gates that look at their input, with auxiliary losses", "gate; losses"): [
         (f"{gate}; importance", {"gate": gate, "auxiliary": AuxiliaryLosses(importance=True)})
         for gate in ("conv", "coordconv", "lcn", "coordconv3")
+    ],
+    # Cells of the paper's search over up to three layers of up to twelve filters.
+    ("sizes", "", "Sizes of the networks without a sense of place", "layers; hidden filters; skips"): [
+        (f"{_MODELS[layer]}; {' and '.join(map(str, hidden)) or 'none'}; {'yes' if residual else 'no'}", recipe)
+        for layer, hidden, residual in _SIZES
+        for recipe in (HeatRecipe(model=ConvNetModel(layer, hidden=hidden, residual=residual)),)
     ],
     ("experts", "Table C.4", "Expert functions", "experts"): [
         ("Convolution", SMOE, 100.0),

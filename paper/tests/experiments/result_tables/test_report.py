@@ -89,6 +89,39 @@ def test_a_difference_is_named_and_notes_follow(tmp_path: Path) -> None:
     assert "Elsewhere" not in text
 
 
+def test_seeds_that_disagree_reproduce_nothing(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    for seed, value in enumerate((91.3, 91.3, 87.3)):
+        store_run(store, replace(CONV.recipe, seed=seed), value)
+    # 1.3 below the paper's mean, with a standard deviation of 2.3.
+    assert "| 91.3 ± 0.2 | 90.0 ± 2.3 | differs | 3 | paper |" in markdown(TOY, TABLE, store)
+
+
+def test_the_page_has_the_columns_that_the_paper_prints_and_no_row_of_ours_without_a_run(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    sized = replace(OTHER, paper=(heat_result(90.0, 0.1, parameters="146"),))
+    ours, beyond = Row(("ours", "no"), small(OTHER.recipe)), replace(CONV, labels=("beyond", "no"), can_run=False)
+    table = replace(TABLE, rows=(sized, ours, beyond))
+    store_run(store, CONV.recipe, 91.3)
+    tables = replace(TOY, tables=(table,))
+    text = page([(tables, store)])
+    ends = "is | seeds | scale | parameters: paper | parameters: here | epochs: paper | epochs: here |"
+    assert f"| model | on | paper | here | {ends}" in text
+    assert "| other | yes | 90.0 ± 0.1 | not run | not run | 0 |  | 146 |  |  |  |" in text
+    # Needs other data than the stored run of its recipe had.
+    assert "| beyond | no | 91.3 ± 0.2 | not run | not run | 0 |  |  |  | 102 |  |" in text
+    assert "| ours |" not in text
+    assert [run.label for run in plan_runs(tables, (table,), TOY.scales[0], 1, data=tmp_path)] == [
+        "toy/first: other, yes, paper, seed 0",
+        "toy/first: ours, no, paper, seed 0",
+    ]
+    store_run(store, sized.recipe, 90.0)
+    assert "| other | yes | 90.0 ± 0.1 | 90.0 | reproduced | 1 | paper | 146 | 27+12 |  | 4 |" in page(
+        [(tables, store)]
+    )
+    assert "| other | yes | 146 | 27+12 | 90.0 ± 0.1 | 90.0 |" in markdown(tables, table, store)
+
+
 def test_diverged_runs_are_counted(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs.jsonl")
     store_run(store, CONV.recipe, None)
@@ -137,7 +170,7 @@ def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
 
 def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs.jsonl")
-    row = Row(("net",), HeatRecipe(), (PublishedResult("rmse_z", 316.0, 0.0, None, "Table 3"),))
+    row = Row(("net",), HeatRecipe(), (PublishedResult("rmse_z", 316.0, 2.4, None, "Table 3"),))
     references = ("persistence", "climatology")
     table = ResultTable("toy/weather", "A toy", ("model",), (row,), "Table 3", references=references)
     metrics = (ShownMetric("rmse_z", "Z500", decimals=0), ShownMetric("rmse_t", "T850", decimals=2))
@@ -152,7 +185,7 @@ def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> N
     assert lines[4] == head
     assert "| Persistence | 0 |  | 936 | 4.29 |  |  |  |  |  |" in lines
     # Two values 5 above and below their mean: the standard deviation is the root of 50, 7.07.
-    assert "| net | 27+12 | 316 | 305 ± 7 | 1.50 ± 0.00 | simulated | 2 | small | 4 | 10 |" in lines
+    assert "| net | 27+12 | 316 ± 2.4 | 305 ± 7 | 1.50 ± 0.00 | simulated | 2 | small | 4 | 10 |" in lines
     store.write_reference("persistence", {"label": "Persistence", "test": {}, "data": "of today"})
     assert "| simulated | 2 | small, other data | 4 | 10 |" in markdown(tables, table, store)
     assert "| simulated | 2 | small, other data |" in page([(tables, store)])
