@@ -122,6 +122,27 @@ def _slowdown(rows: list[dict[str, Any]], student: str) -> float:
     return statistics.median(row["seconds"] / other["seconds"] for row, other in beside or pairs)
 
 
+def arguments() -> str:
+    """Ways to know the place: median errors, and in how many seeds the default is ahead of them."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for row in _rows("learn"):
+        if row["block"] == "Five arguments":
+            found.setdefault((row["student"], row["course"], row["task"]), {})[row["seed"]] = row["error"]
+    courses, tasks = (list(dict.fromkeys(key[place] for key in found)) for place in (1, 2))
+    columns = list(itertools.product(courses, tasks))
+    heads = [f"{task}, {course.split()[1].rstrip(',')}" for course, task in columns]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    for student in dict.fromkeys(key[0] for key in found):
+        cells = []
+        for column in columns:
+            errors, ours = found.get((student, *column), {}), found["default", *column]
+            ahead = sum(ours[seed] < error for seed, error in errors.items())
+            beside = "" if student == "default" else f" ({ahead} of {len(errors)})"
+            cells.append(f"{statistics.median(errors.values()):.3g}{beside}" if errors else "-")
+        lines.append(f"| {student} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _range(ratios: list[float]) -> str:
     return f"{min(ratios):.2f} to {max(ratios):.2f} times (median {statistics.median(ratios):.2f})"
 
@@ -253,6 +274,7 @@ FILLERS = {
     "heat": heat,
     "rates": rates,
     "rates_5_days": rates_5_days,
+    "arguments": arguments,
 }
 
 
