@@ -373,7 +373,7 @@ def _command(tables: TableSet, table: ResultTable, store: RunStore) -> str:
     if not missing:
         return ""
     used = [outcome.scale for _, of_row in found for outcome in of_row]
-    scale = max(used, key=used.count) if used else tables.scales[1]
+    scale = max(used, key=used.count) if used else tables.scales[min(1, len(tables.scales) - 1)]
     data = " --store DATA" if tables.data_field else ""
     others = {label for row, of_row in found if of_row for label in row.labels}
     common = [label for label in missing[0].labels if label not in others and all(label in r.labels for r in missing)]
