@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import smoe
@@ -139,6 +140,13 @@ def test_pruned_and_normalised_experts() -> None:
         assert float((cast(torch.Tensor, net[0].weight) == 0.0).float().mean()) == 0.5
     size = torch.linalg.matrix_norm(cast(torch.Tensor, net[1].weight).detach().flatten(1), 2)
     assert float(size) == pytest.approx(1.0, abs=0.2)
+    # One power iteration in a pass, as in other layers: what is computed again is the same.
+    counted: list[int] = []
+    cast(Any, net[1]).parametrizations["weight"].register_forward_hook(lambda *args: counted.append(1))
+    net.train().float()  # inputs are looked at as if it were new
+    for num_passes in (1, 2):
+        checkpoint(net, X, use_reentrant=False).sum().backward()
+        assert len(counted) == 2 * num_passes
     before = net.eval()(X)
     prune.remove(net[0], "weight")
     torch.testing.assert_close(net(X), before)

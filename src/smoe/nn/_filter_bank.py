@@ -433,11 +433,18 @@ class FilterBank(RoutedLayer):
     def _check_input(self, input: torch.Tensor) -> None:
         """As its base says; refuses an input of another dtype than the weights, unless autocast converts both."""
         super()._check_input(input)
-        if input.dtype != self.weight.dtype and not torch.is_autocast_enabled(input.device.type):
+        dtype = self._dtype
+        if input.dtype != dtype and not torch.is_autocast_enabled(input.device.type):
             raise ValueError(
-                f"the layer's weights are {self.weight.dtype}, got an input of {input.dtype}: convert one of them, as "
-                f"by input.to({self.weight.dtype}) or layer.to({input.dtype})"
+                f"the layer's weights are {dtype}, got an input of {input.dtype}: convert one of them, as by "
+                f"input.to({dtype}) or layer.to({input.dtype})"
             )
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """That of the filters, which are not computed for it if they are parametrised."""
+        lists = self._modules.get("parametrizations", {})
+        return (next(lists["weight"].parameters()) if "weight" in lists else self.weight).dtype
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows behind those of the geometry, and only those that are not the default."""

@@ -187,13 +187,14 @@ class SpatialGate(SelfOptimizing, ABC):
         Raises:
             ValueError: If the rule does not go together with what the gate has become, or with that of another layer.
         """
-        if learner.trains_alone:
-            self._learn_alone(layer)
-        elif self.steps is not None and learner.trains_scores and not isinstance(learner.rule, Frozen):
+        is_alone = learner.trains_alone or self.steps is not None
+        if is_alone and not learner.trains_alone and learner.trains_scores and not isinstance(learner.rule, Frozen):
             raise ValueError(
                 f"the gate learns beside the optimiser, by straight_through, and the rule {learner.rule} needs scores "
                 f"that the optimiser follows: make a new layer with rule={str(learner.rule)!r}"
             )
+        if is_alone:  # frozen layers too, whose local affine maps the steps of optimisers look after
+            self._learn_alone(layer)
         self._learners[layer] = learner
         self._settle()
 

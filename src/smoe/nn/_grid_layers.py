@@ -355,7 +355,7 @@ class GridMoE(FilterBank):
                 if output is not None:
                     return output
             self._check_input(input)
-            if not torch.compiler.is_compiling() and input.dtype == self.weight.dtype:
+            if not torch.compiler.is_compiling() and input.dtype == self._dtype:
                 self._seen_input = (input.shape[1:], input.dtype)
         return self._run(input)
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from smoe._notebook import html_routing, html_text
 from smoe.nn._gate import SpatialGate
@@ -19,7 +20,7 @@ from smoe.nn._shared_parameters import CopiedModule, StatefulModule, is_sharded,
 from smoe.ops._classification import train_routing
 from smoe.ops._conv_kernels import output_grid
 from smoe.ops._layer_call import Lesson
-from smoe.ops._operators import has_transforms
+from smoe.ops._operators import has_transforms, is_observed
 from smoe.ops._routing import ErrorSignal, Routing, RoutingMap, weigh
 from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Damping, Frozen, Rule, resolve_damping, resolve_rule
@@ -224,6 +225,9 @@ class RoutedLayer(CopiedModule, ABC):
             input: `(B, C, *grid)`, or `(B, C, P')` for some of the pixels.
             pixels: Numbers of these pixels, `(P',)`; None for all.
         """
+        if "parametrizations" in self._modules and not parametrize._cache_enabled and not is_observed():
+            with parametrize.cached():  # once in a pass, as in other layers: spectral norms count how often
+                return self._run(input, pixels)
         if self.training:
             # The rule may select other experts than the gate.
             routing = self._learner.route(self, input)

@@ -307,12 +307,14 @@ def test_a_gate_that_is_not_to_learn(freeze: str) -> None:
     assert loss_of(net).item() == loss_of(net).item()
 
 
-@pytest.mark.parametrize("copied", ["state_dict", "deepcopy", "deepcopy, parametrised", "pickle"])
+@pytest.mark.parametrize("copied", ["state_dict", "deepcopy", "deepcopy, parametrised", "deepcopy, frozen", "pickle"])
 def test_a_copy_goes_on_exactly(copied: str) -> None:
     net = make_net()
     train(net, torch.optim.SGD(net.parameters(), 0.1), steps=7)
     if "parametrised" in copied:  # a class of PyTorch's own, with its own way of copying
         nn.utils.parametrizations.weight_norm(net[0])
+    if "frozen" in copied:  # local affine maps learn on
+        net[0].freeze()
     if "deepcopy" in copied:
         twin = copy.deepcopy(net)
     elif copied == "pickle":
@@ -323,12 +325,12 @@ def test_a_copy_goes_on_exactly(copied: str) -> None:
     else:
         twin = make_net(seed=1)
         twin.load_state_dict(copy.deepcopy(net.state_dict()))
-    train(net, torch.optim.SGD(net.parameters(), 0.1), steps=3, first=7)
-    train(twin, torch.optim.SGD(twin.parameters(), 0.1), steps=3, first=7)
+    for each in (net, twin):
+        train(each, torch.optim.AdamW(each.parameters(), 1e-3), steps=3, first=7)
     assert_same(dict(twin.state_dict()), dict(net.state_dict()), rtol=0.0, atol=0.0)
     # Gates end with their networks.
     num_registered = len(_modules)
-    del twin
+    del twin, each
     gc.collect()
     assert len(_modules) <= num_registered - 3
 
