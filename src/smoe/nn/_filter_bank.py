@@ -443,7 +443,7 @@ class FilterBank(RoutedLayer):
     @property
     def _dtype(self) -> torch.dtype:
         """That of the filters, which are not computed for it if they are parametrised."""
-        lists = self._modules.get("parametrizations", {})
+        lists: Any = self._modules.get("parametrizations") or {}
         return (next(lists["weight"].parameters()) if "weight" in lists else self.weight).dtype
 
     def extra_repr(self) -> str:
