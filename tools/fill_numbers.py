@@ -181,15 +181,10 @@ def heat() -> str:
 _WEATHER = {"rmse_z_500": "Z500", "rmse_t_850": "T850", "rmse_t2m": "T2m"}
 _DEFAULT = "SMoE, defaults"
 _DIGITS = dict(zip(_WEATHER, (0, 2, 2), strict=True))
-_NETS = {
-    _DEFAULT: "default",
-    f"{_DEFAULT}, gate frozen at a smooth start": "frozen gate",
-    "R&T, local affine": "affine",
-}
 
 
 def rates() -> str:
-    """The simulated atmosphere: the default beside its strongest rivals, each at its best rate."""
+    """The simulated atmosphere: every network at its best rate, and the default beside it seed by seed."""
     return _forecasts("rates")
 
 
@@ -199,20 +194,20 @@ def rates_5_days() -> str:
 
 
 def _forecasts(name: str) -> str:
-    runs = _at_best_rates(name)
-    lines = [f"| | rate | seeds | {' | '.join(_WEATHER.values())} |", "|---" * (len(_WEATHER) + 3) + "|"]
-    for net, (rate, found) in runs.items():
-        cells = [_mean_and_spread([run["test"][metric] for run in found], _DIGITS[metric]) for metric in _WEATHER]
-        lines.append(f"| {net} | {rate} | {len(found)} | {' | '.join(cells)} |")
-    default = {run["seed"]: run["test"] for run in runs[_DEFAULT][1]}
-    for net, short in list(_NETS.items())[1:]:
-        pairs = [(run["test"], default[run["seed"]]) for run in runs[net][1] if run["seed"] in default]
-        cells = []
-        for metric in _WEATHER:
-            gains = [other[metric] - ours[metric] for other, ours in pairs]
-            ahead = f"ahead in {sum(gain > 0 for gain in gains)}"
-            cells.append(f"{_mean_and_spread(gains, _DIGITS[metric])}, {ahead}")
-        lines.append(f"| {short} less default, seed by seed | | {len(pairs)} | {' | '.join(cells)} |")
+    rates = _by_rate(name)
+    # The rate with the least loss of the validation year, mean of its seeds.
+    best = {net: min(at, key=lambda rate: _validation(at[rate])) for net, at in rates.items()}
+    ours = {run["seed"]: run["test"] for run in rates[_DEFAULT][best[_DEFAULT]]}
+    head = ["", "best of the rates", "seeds", *_WEATHER.values(), "seeds in which the default is ahead"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for net, at in rates.items():
+        runs = at[best[net]]
+        shown = ", ".join(f"**{rate}**" if rate == best[net] else rate for rate in at)
+        cells = [_mean_and_spread([run["test"][metric] for run in runs], _DIGITS[metric]) for metric in _WEATHER]
+        pairs = [(ours[run["seed"]], run["test"]) for run in runs if run["seed"] in ours]
+        ahead = [sum(default[metric] < other[metric] for default, other in pairs) for metric in _WEATHER]
+        beside = "" if net == _DEFAULT else f"{', '.join(map(str, ahead))} of {len(pairs)}"
+        lines.append(f"| {net} | {shown} | {len(runs)} | {' | '.join(cells)} | {beside} |")
     return "\n".join(lines)
 
 
@@ -221,21 +216,22 @@ def _mean_and_spread(values: list[float], digits: int) -> str:
     return f"{statistics.fmean(values):.{digits}f}{spread}"
 
 
-def _at_best_rates(name: str) -> dict[str, tuple[str, list[dict[str, Any]]]]:
-    """The rate with the most seeds, of these the least mean loss of the validation year, and its runs, by network."""
+def _validation(runs: list[dict[str, Any]]) -> float:
+    return statistics.fmean(min(run["validation"]) for run in runs)
+
+
+def _by_rate(name: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The stored runs of a table, by network and rate."""
     from smoe_paper.experiments.experiment import find_experiment
     from smoe_paper.experiments.stored_runs import RunStore
     from smoe_paper.experiments.tables import outcomes
 
     tables, store = find_experiment("weather").tables, RunStore(ROOT / "paper/results/weather/runs.jsonl")
-    found: dict[str, list[tuple[int, float, str, list[dict[str, Any]]]]] = {net: [] for net in _NETS}
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in tables.select(f"weather/{name}")[0].rows:
         for outcome in outcomes(tables, row, store):
-            if row.labels[0] in found:
-                losses = [min(run["validation"]) for run in outcome.results]
-                found[row.labels[0]].append((-len(losses), statistics.fmean(losses), row.labels[1], outcome.results))
-    best = {net: min(of_net, key=lambda each: each[:2]) for net, of_net in found.items()}
-    return {net: (rate, runs) for net, (_, _, rate, runs) in best.items()}
+            found.setdefault(row.labels[0], {})[row.labels[1]] = outcome.results
+    return found
 
 
 def table(file: str, first: str, columns: str) -> str:
