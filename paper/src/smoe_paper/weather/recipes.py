@@ -287,7 +287,7 @@ _DEFAULT = SpatialMoEResNetModel(
 )
 # Every network at several peak rates of one cosine: a comparison at one rate is one of rates.
 _RATES, _VIT_RATES = (12e-3, 24e-3, 48e-3), (1e-3, 3e-3, 6e-3)
-_MORE_RATES = (6e-3, *_RATES, 96e-3)
+_MORE_RATES = (6e-3, *_RATES, 96e-3, 192e-3)
 _AT_RATES: dict[str, tuple[WeatherModel, Rule, tuple[float, ...]]] = {
     "R&T ResNet": (ResNetModel(), _FROZEN, _RATES),
     "R&T, 2x wide": (ResNetModel(filters=256), _FROZEN, _RATES),
