@@ -16,8 +16,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -321,12 +322,25 @@ def _follow_loading(module: SelfOptimizing, incompatible_keys: object) -> None:
 
 
 _hooks: list[RemovableHandle] = []
-# During a step of an optimiser: local affine maps that it will move, their values before, and a factor of the step.
-_stepping: list[tuple[torch.Tensor, torch.Tensor, float]] = []
+
+
+class _Stepping(threading.local):
+    """During a step of an optimiser: local affine maps that it moves, their values before, and a factor of the step."""
+
+    maps: Sequence[tuple[torch.Tensor, torch.Tensor, float]] = ()
+
+
+_stepping = _Stepping()
 # And the modules that it leads, in their order, with its groups of parameters.
 _led: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[tuple[SelfOptimizing, dict[str, Any]]]] = (
     weakref.WeakKeyDictionary()
 )
+
+
+def _registered() -> list[SelfOptimizing]:
+    """All modules, in the order in which they were made; other threads may be making some."""
+    found = (reference() for reference in _modules.valuerefs())
+    return [module for module in found if module is not None]
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
@@ -355,7 +369,7 @@ def _step_factor_of(group: dict[str, Any]) -> float:
 @torch.no_grad()
 def _slow_maps(groups: dict[int, dict[str, Any]]) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
     """Local affine maps for which the rate of an optimiser is too low, for `_stepping`."""
-    layers = {layer for module in _modules.values() for layer in module._layers}
+    layers = {layer for module in _registered() for layer in list(module._layers)}
     affine = (getattr(layer, "_affine", None) for layer in layers)
     for values in (values for each in affine if each is not None for values in each.parameters()):
         group = groups.get(id(values), {})
@@ -372,23 +386,22 @@ def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
     if not _modules:
         return
     groups = _groups(optimizer)
-    found = [(module, module._group(groups)) for _, module in sorted(_modules.items())]
+    found = [(module, module._group(groups)) for module in _registered()]
     _led[optimizer] = led = [(module, group) for module, group in found if group is not None]
     for module, _ in led:
         if not module._is_led:  # an assignment to a module is slow
             module._is_led = True
     # Of an optimiser that calls another one, the step of that one counts.
-    _stepping[:] = _slow_maps(groups) if any("betas" in group for group in optimizer.param_groups) else ()
+    _stepping.maps = list(_slow_maps(groups)) if any("betas" in group for group in optimizer.param_groups) else ()
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     del args, kwargs
-    if _stepping:
-        with torch.no_grad():
-            for values, before, factor in _stepping:
-                if values.grad is not None:  # which a closure may have computed within the step
-                    values.add_(values - before, alpha=factor - 1.0)
-        _stepping.clear()
+    with torch.no_grad():
+        for values, before, factor in _stepping.maps:
+            if values.grad is not None:  # which a closure may have computed within the step
+                values.add_(values - before, alpha=factor - 1.0)
+    _stepping.maps = ()
     modules = []
     for module, group in _led.pop(optimizer, ()):
         factor = _step_factor_of(group)

@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import math
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -151,6 +152,33 @@ def test_local_affine_maps_have_a_rate_of_at_least_0_01(options: dict[str, Any])
     rates = [1e-3, 1e-3, 2e-4, 1e-4]
     net, expected = train_maps(rates, **options), train_maps(rates, apart=True)
     assert_same(dict(net.named_parameters()), dict(expected.named_parameters()), rtol=1e-4, atol=1e-6)
+
+
+def test_trainings_in_threads_do_not_meet() -> None:
+    alone, together = [make_net(seed) for seed in (0, 1)], [make_net(seed) for seed in (0, 1)]
+    for net in (*alone, *together):
+        for layer in net:
+            if isinstance(layer, smoe.SpatialMoE2d):
+                layer.rule = smoe.rules.StraightThrough(noise=0.0)  # PyTorch's random numbers are those of all threads
+    for net in alone:
+        train(net, torch.optim.AdamW(net.parameters(), 1e-3))
+    barrier = threading.Barrier(2, timeout=60.0)
+
+    def wait(*args: Any) -> None:
+        barrier.wait()
+
+    def train_beside(net: nn.Module) -> None:
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+        optimizer.register_step_pre_hook(wait)  # in the middle of both steps
+        train(net, optimizer)
+
+    threads = [threading.Thread(target=train_beside, args=(net,)) for net in together]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(together, alone, strict=True):
+        assert_same(dict(one.named_parameters()), dict(other.named_parameters()), rtol=0.0, atol=0.0)
 
 
 def test_local_affine_maps_follow_high_rates_other_optimisers_and_requires_grad() -> None:
