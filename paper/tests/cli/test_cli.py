@@ -104,6 +104,10 @@ def test_a_dry_run_prints_the_table_and_what_is_missing_and_writes_nothing(
         (["reproduce"], "name a table first"),
         (["reproduce", "imags"], "no table named 'imags'; did you mean 'images'?"),
         (["reproduce", "clouds"], "no table named 'clouds'; there are heat, weather, ens10, images"),
+        (
+            ["reproduce", "heat/gates", "--rows", "tensr"],
+            "--rows: no row that can be trained is 'tensr'; there are Fully-connected; 3 x 3 convolution; ",
+        ),
         (["reproduce", "heat/gate"], "no table named 'heat/gate'; there are heat (all of them), heat/main"),
         (["reproduce", "heat", "--scale", "large"], "no scale named 'large'; there are paper, small"),
         (["reproduce", "heat", "--seeds", "0"], "--seeds must be at least 1, got 0"),

@@ -135,6 +135,9 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     data = data or Path()
     num_seeds = options.seeds or experiment.tables.num_seeds
     planned = plan_runs(experiment.tables, tables, scale, num_seeds, only=options.rows, data=data)
+    if not planned:
+        labels = "; ".join(row.label for table in tables for row in table.rows if row.can_run)
+        raise UsageError(f"--rows: no row that can be trained is {options.rows!r}; there are {labels}")
     missing = [run for run in planned if run.key not in store.runs()]
     write = sys.stdout.write
     if options.dry_run:
