@@ -8,7 +8,7 @@ comes to rest together. Gradients that the user sets to None are forgotten with 
 the step counts, with a loss scaler that skips steps, a line search, or two passes for a step.
 
 Local affine maps are parameters, and the optimiser's. Its step is lengthened where its rate is too low for numbers of
-which each sees one pixel.
+which each sees one pixel, and a part of what noise adds to the differences between pixels is taken away again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -39,6 +39,9 @@ _EPSILON = 1e-12
 _LAST_PART = 1.0 / 3.0
 # Learning rate of local affine maps, at least, where the rate of the user is that of an optimiser of Adam's kind.
 _MAP_RATE = 1e-2
+# Part of the variance that noise adds to such maps which is taken away again, and steps after which it is.
+_TAKEN_AWAY = 0.4
+_STEPS_TOGETHER = 4
 _HALF = (torch.float16, torch.bfloat16)
 
 _numbering = itertools.count()
@@ -324,10 +327,62 @@ def _follow_loading(module: SelfOptimizing, incompatible_keys: object) -> None:
 _hooks: list[RemovableHandle] = []
 
 
-class _Stepping(threading.local):
-    """During a step of an optimiser: local affine maps that it moves, their values before, and a factor of the step."""
+class _MovedMap(NamedTuple):
+    """A local affine map during a step of an optimiser of Adam's kind.
 
-    maps: Sequence[tuple[torch.Tensor, torch.Tensor, float]] = ()
+    Attributes:
+        values: The map, `(C, *grid)`.
+        before: Its values before the step; None if it will not change further.
+        factor: Factor by which the step is lengthened.
+        group: The optimiser's group of parameters, which counts the steps.
+        num_steps: Steps after this one since noise was taken away; 0 where it is taken away now.
+    """
+
+    values: torch.Tensor
+    before: torch.Tensor | None
+    factor: float
+    group: dict[str, Any]
+    num_steps: int
+
+    def follow(self) -> None:
+        """Changes the map after the step."""
+        values, before, factor, group, num_steps = self
+        group["map_steps"] = num_steps
+        if before is None:
+            return
+        if factor > 1.0:
+            values.add_(values - before, alpha=factor - 1.0)
+        if num_steps == 0:
+            rate, momentum = factor * float(group["lr"]), float(group["betas"][0])
+            pixels = tuple(range(1, values.dim()))
+            # A mean gradient that is noise has (1 - momentum) / (1 + momentum) of its variance: so large are the steps,
+            # and their sum grows by the square of the rate.
+            noise = (values - before).float().square().mean(pixels, keepdim=True) * ((1 + momentum) / (1 - momentum))
+            take_noise(values, noise.clamp(max=rate**2))
+
+
+def take_noise(values: torch.Tensor, noise: torch.Tensor) -> None:
+    """Takes from a map `(C, *grid)` a part of what noise has added to the differences between its pixels.
+
+    The deviations of each channel from its mean shrink by that part of the variance that noise alone adds to them in
+    some steps, over the variance that they have. A channel that has learned how pixels differ is hardly changed, and
+    one that follows noise stays near its mean.
+
+    Args:
+        values: The map, which is changed.
+        noise: Variance that noise adds in a step, `(C, 1, ...)`.
+    """
+    pixels = tuple(range(1, values.dim()))
+    mean = values.float().mean(pixels, keepdim=True)
+    variance = (values - mean).square().mean(pixels, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    share = (_TAKEN_AWAY * _STEPS_TOGETHER * noise / variance).clamp(max=1.0)
+    values.lerp_(mean.to(values.dtype).expand_as(values), share.to(values.dtype).expand_as(values))
+
+
+class _Stepping(threading.local):
+    """During a step of an optimiser: local affine maps that it will move."""
+
+    maps: Sequence[_MovedMap] = ()
 
 
 _stepping = _Stepping()
@@ -367,18 +422,23 @@ def _step_factor_of(group: dict[str, Any]) -> float:
 
 
 @torch.no_grad()
-def _slow_maps(groups: dict[int, dict[str, Any]]) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """Local affine maps for which the rate of an optimiser is too low, for `_stepping`."""
+def _moved_maps(groups: dict[int, dict[str, Any]]) -> Iterator[_MovedMap]:
+    """Local affine maps that an optimiser of Adam's kind will move, for `_stepping`."""
     layers = {layer for module in _registered() for layer in list(module._layers)}
     affine = (getattr(layer, "_affine", None) for layer in layers)
     for values in (values for each in affine if each is not None for values in each.parameters()):
         group = groups.get(id(values), {})
-        # The rate of other optimisers, such as SGD, is not the size of a step.
-        highest = _highest_rate(group) if "betas" in group else 0.0
-        if 0.0 < highest < _MAP_RATE:
+        if "betas" not in group:  # the rate of other optimisers, such as SGD, is not the size of a step
+            continue
+        highest = _highest_rate(group)
+        factor = max(1.0, _MAP_RATE / highest) if highest > 0.0 else 1.0
+        num_steps = (group.get("map_steps", 0) + 1) % _STEPS_TOGETHER
+        before = None
+        if highest > 0.0 and (factor > 1.0 or num_steps == 0):
             # Weight decay stays as it is.
             decay = group.get("weight_decay", 0.0) if group.get("decoupled_weight_decay") else 0.0
-            yield values, values * (1.0 - float(group["lr"]) * decay), _MAP_RATE / highest
+            before = values * (1.0 - float(group["lr"]) * decay)
+        yield _MovedMap(values, before, factor, group, num_steps)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -392,15 +452,15 @@ def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
         if not module._is_led:  # an assignment to a module is slow
             module._is_led = True
     # Of an optimiser that calls another one, the step of that one counts.
-    _stepping.maps = list(_slow_maps(groups)) if any("betas" in group for group in optimizer.param_groups) else ()
+    _stepping.maps = list(_moved_maps(groups)) if any("betas" in group for group in optimizer.param_groups) else ()
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     del args, kwargs
     with torch.no_grad():
-        for values, before, factor in _stepping.maps:
-            if values.grad is not None:  # which a closure may have computed within the step
-                values.add_(values - before, alpha=factor - 1.0)
+        for each in _stepping.maps:
+            if each.values.grad is not None:  # which a closure may have computed within the step
+                each.follow()
     _stepping.maps = ()
     modules = []
     for module, group in _led.pop(optimizer, ()):

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smoe
+from smoe.nn import _own_steps
 from smoe.nn._own_steps import AdamSteps, _modules
 
 GRID = (6, 8)
@@ -149,7 +150,7 @@ def train_maps(rates: list[float], wrap: Any = None, *, apart: bool = False, cop
 @pytest.mark.parametrize("options", [{}, {"wrap": Calling}, {"copied": True}], ids=str)
 def test_local_affine_maps_have_a_rate_of_at_least_0_01(options: dict[str, Any]) -> None:
     """Beside Adam at a rate of 0.001; in proportion where a schedule lowers it, and weight decay as it is."""
-    rates = [1e-3, 1e-3, 2e-4, 1e-4]
+    rates = [1e-3, 1e-3, 2e-4, 1e-4, 1e-3, 1e-3, 5e-4, 1e-3, 1e-4]
     net, expected = train_maps(rates, **options), train_maps(rates, apart=True)
     assert_same(dict(net.named_parameters()), dict(expected.named_parameters()), rtol=1e-4, atol=1e-6)
 
@@ -194,6 +195,45 @@ def test_local_affine_maps_follow_high_rates_other_optimisers_and_requires_grad(
         wanted = 1e-3 * offset.grad.abs() if size is None else torch.full_like(offset, size)
         torch.testing.assert_close(offset.detach().abs(), wanted, rtol=1e-3, atol=1e-9)
         assert bool((net[0]._affine.scale == 1.0).all())
+
+
+@pytest.mark.parametrize("beta", [0.9, 0.0])
+def test_maps_lose_a_part_of_what_noise_adds_to_them(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each fourth step, by the definition with loops; a channel with structure loses nearly nothing."""
+
+    def trained(steps: int) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(smoe.SpatialMoE2d(2, 3, spatial_shape=GRID))
+        affine = net[0]._affine
+        optimizer = torch.optim.Adam([net[0].weight, *affine.parameters()], 0.02, betas=(beta, 0.999))
+        # Where pixels differ, the gradient of the second channel has a sign for each, those of the others are noise.
+        signs, factors = torch.randn(GRID).sign(), torch.tensor([1.0, 1e-3, 1.0])
+        maps = []
+        for _ in range(steps):
+            for values in affine.parameters():
+                values.grad = torch.randn(3, *GRID) * factors[:, None, None]
+                values.grad[1] += 5.0 * signs
+            net[0].weight.grad = torch.zeros_like(net[0].weight)
+            optimizer.step()
+            maps.append([values.detach().clone() for values in affine.parameters()])
+        return maps
+
+    found = trained(16)
+    monkeypatch.setattr(_own_steps, "_STEPS_TOGETHER", 1 << 30)
+    free = trained(16)
+    for step in range(3):
+        assert all(map(torch.equal, found[step], free[step]))
+    for before, after, shrunk in zip(free[2], free[3], found[3], strict=True):
+        for channel in range(3):
+            mean = sum(after[channel].flatten().tolist()) / after[channel].numel()
+            moved = [(b - a) ** 2 for a, b in zip(before[channel].flatten(), after[channel].flatten(), strict=True)]
+            noise = float(sum(moved)) / len(moved) * (1.0 + beta) / (1.0 - beta)
+            variance = sum((value - mean) ** 2 for value in after[channel].flatten().tolist()) / len(moved)
+            share = min(1.0, 0.4 * 4 * min(noise, 0.02**2) / variance)
+            torch.testing.assert_close(shrunk[channel], after[channel] + share * (mean - after[channel]))
+            assert (share < 0.15) == (channel == 1), share
+    for late, much in zip(found[15], free[15], strict=True):
+        assert late[1].std() > 0.9 * much[1].std() and late[0].std() < 0.8 * much[0].std()
 
 
 @pytest.mark.parametrize("factor", [1e-12, 1e9])
