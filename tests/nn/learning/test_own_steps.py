@@ -203,7 +203,7 @@ def test_maps_lose_a_part_of_what_noise_adds_to_them(beta: float, monkeypatch: p
 
     def trained(steps: int) -> Any:
         torch.manual_seed(0)
-        net = nn.Sequential(smoe.SpatialMoE2d(2, 3, spatial_shape=GRID))
+        net: Any = nn.Sequential(smoe.SpatialMoE2d(2, 3, spatial_shape=GRID))
         affine = net[0]._affine
         optimizer = torch.optim.Adam([net[0].weight, *affine.parameters()], 0.02, betas=(beta, 0.999))
         # Where pixels differ, the gradient of the second channel has a sign for each, those of the others are noise.
