@@ -109,7 +109,8 @@ class AdamSteps(StatefulModule):
             )
             if math.isfinite(self._longest):
                 lengths = torch.linalg.vector_norm(values, dim=self._axis, keepdim=True)
-                values.mul_((self._longest / lengths).clamp_(max=1.0))
+                factors = (self._longest / lengths).clamp_(max=1.0)
+                values.mul_(factors if is_due is None else torch.where(is_due > 0, factors, 1.0))
 
     def _take_native(self, numbers: list[torch.Tensor], size: float) -> bool:
         """The same by one call of a kernel; False if there is none for these tensors."""
@@ -291,10 +292,8 @@ class SelfOptimizing(SharedModule):
         return next((groups[id(each)] for each in others if id(each) in groups), None)
 
     def _may_learn(self) -> bool:
-        return self._learns and any(
-            layer.training and any(parameter.requires_grad for parameter in layer.parameters())
-            for layer in self._layers
-        )
+        layers = [layer for layer in self._layers if layer.training and layer._learner.trains_alone]
+        return self._learns and any(parameter.requires_grad for layer in layers for parameter in layer.parameters())
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for layer in list(self._layers):

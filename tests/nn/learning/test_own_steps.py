@@ -503,3 +503,8 @@ def test_steps_of_the_kernel_are_those_by_tensors(shape: tuple[int, ...], axis: 
     assert not torch.equal(values[0], start)
     if axis is not None:
         assert float(torch.linalg.vector_norm(values[0].detach(), dim=axis).max()) < 1.2001
+    # No step, of several processes that have seen nothing: a frozen gate among them is left alone.
+    longer = (values[1].detach() * 3.0).requires_grad_()
+    longer.grad, before = torch.zeros_like(longer), longer.detach().clone()
+    steps[1].take([longer], 1e-2, torch.zeros((), dtype=torch.int64))
+    assert torch.equal(longer, before)
