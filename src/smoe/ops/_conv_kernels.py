@@ -288,13 +288,15 @@ def suits_joint_lists(geometry: Geometry, has_wide_lanes: bool) -> bool:
 def suits_channel_lanes(geometry: Geometry, has_family_lanes: bool) -> bool:
     """Whether the input gradient is faster with channels in the lanes, if the routing has families."""
     num_candidates, rest = divmod(geometry.experts, geometry.selected)
-    is_plane = geometry.kernel_depth == geometry.depth == 1
-    if rest or geometry.stride != 1 or geometry.kernel_width != 3 or not is_plane:
+    if rest or geometry.stride != 1 or geometry.kernel_width != 3:
         return False
-    # Several samples share what the lists load. Without blends, the weights of a pixel must be many.
-    if num_candidates == 2 and has_family_lanes and geometry.kernel_height == 3:
-        return geometry.batch <= 2 and geometry.channels >= 0.75 * 32 * -(-geometry.channels // 32)
-    return geometry.batch == 1 and 2 <= num_candidates <= 4 and geometry.channels >= 64
+    if num_candidates == 2 and has_family_lanes and geometry.kernel_height == 3 * geometry.kernel_depth:
+        lanes = 16 if geometry.channels <= 16 else -(-geometry.channels // 32) * 32
+        # Pairs of samples share the blends for two vectors of channels; for one, their lists are as fast.
+        return geometry.channels >= 0.75 * lanes and (geometry.batch == 1 or lanes > 16)
+    # Without blends, the weights of a pixel must be many; several samples share what the lists load.
+    is_plane = geometry.kernel_depth == geometry.depth == 1
+    return is_plane and geometry.batch == 1 and 2 <= num_candidates <= 4 and geometry.channels >= 64
 
 
 def _run(

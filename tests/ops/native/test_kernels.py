@@ -151,9 +151,9 @@ def test_odd_shapes(instruction_set: str, family: str, num_planes: int) -> None:
 def test_families_of_two() -> None:
     library = open_build("avx512")
     volumes = [Case(2, 40, 0, 17, (5, 6, 40), (3, 3, 3)), Case(1, 3, 0, 33, (4, 9, 11), (5, 3, 3), 2, "circular")]
-    wide = [Case(1, 130, 0, 40, (50, 70)), *volumes]
+    wide = [Case(1, 130, 0, 40, (50, 70)), Case(5, 70, 0, 40, (20, 66)), *volumes]
     for case in [*CORNERS, *random_planes(3, 30), *random_volumes(4, 15), *wide]:
-        check(library, FAMILY, dataclasses.replace(case, X=2 * case.E))
+        check(library, FAMILY, dataclasses.replace(case, X=2 * case.E), (1, 8))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -170,8 +170,12 @@ def test_joint_choices_of_families(instruction_set: str, num_candidates: int) ->
 def test_channels_of_families(instruction_set: str, num_candidates: int) -> None:
     library = open_build(instruction_set)
     wide = [Case(1, 130, 0, 40, (50, 70)), Case(1, 64, 0, 9, (150, 400), (5, 3), 1, "none")]
-    for case in [*CORNERS, *random_planes(7, 40), *wide]:
-        shape = {"X": num_candidates * case.E, "kernel": (case.kernel[0], 3), "stride": 1}
+    # One vector of channels and two; pairs of samples and one that is left.
+    wide += [Case(1, 16, 0, 16, (9, 40, 70), (3, 3, 3)), Case(3, 33, 0, 20, (4, 20, 66), (3, 3, 3), 1, "circular")]
+    for case in [*CORNERS, *random_planes(7, 40), *random_volumes(8, 15), *wide]:
+        shape = {"X": num_candidates * case.E, "kernel": (*case.kernel[:-1], 3), "stride": 1}
+        if min(dataclasses.replace(case, **shape).grid) < 1:
+            continue
         check(library, CHANNEL, dataclasses.replace(case, **shape), (1, 8))
 
 

@@ -5,13 +5,14 @@
 //
 //   lanes      16 families; a bit of a mask for each family and pixel says which expert is selected
 //   registers  sums of 6 pixels; per channel and tap both experts' weights are loaded once, and for each pixel blended
-//              by its mask and multiplied by its input, which is broadcast
+//              by its mask and multiplied by its input, which is broadcast; with 3 x 3 taps, sums of the same 6 pixels
+//              of two samples, which share the blends
 //   L1         the weights of a slice of the kernel and a block of channels, [c][tap][2][16], used by all pixels of a
 //   band L2         the padded input of a band of output rows, and its sums [pixel][16]
 //
-// Loops: sample and band > 16 families > slice of the kernel > block of channels > 6 pixels. A unit of the first loop
-// is made by one thread; each output is summed in the order of slices, channels and taps, whatever the bands and the
-// threads. The cost does not depend on the routing.
+// Loops: one or two samples and band > 16 families > slice of the kernel > block of channels > 6 pixels. A unit of the
+// first loop is made by one thread; each output is summed in the order of slices, channels and taps, whatever the bands
+// and the threads. The cost does not depend on the routing.
 //
 // A processor whose blends and multiply-adds have ports of their own (AMD since Zen 4) blends for nothing; others would
 // take twice as long, and use the lists.
@@ -107,13 +108,67 @@ inline __attribute__((always_inline)) void add_tap(const Pixels& pixels, const f
     "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17",   \
     "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27"
 
-template <bool kRun>
+// The inputs of 6 neighbours in two samples: a tap needs one more of each, in place of one that is not needed again.
+#define SMOE_ADD_TWO(x0, x1, x2, x3, x4, x5, y0, y1, y2, y3, y4, y5)                                          \
+    SMOE_ADD(0, 26, x0) SMOE_ADD(1, 27, x1) SMOE_ADD(2, 28, x2)                                               \
+    SMOE_ADD(3, 29, x3) SMOE_ADD(4, 30, x4) SMOE_ADD(5, 31, x5)                                               \
+    SMOE_ADD(6, 26, y0) SMOE_ADD(7, 27, y1) SMOE_ADD(8, 28, y2)                                               \
+    SMOE_ADD(9, 29, y3) SMOE_ADD(10, 30, y4) SMOE_ADD(11, 31, y5)
+#define SMOE_BLEND_TWO(n, mask) "vblendmps %%zmm25, %%zmm24, %%zmm" #n "%{%%k" #mask "%}\n\t"
+#define SMOE_WEIGHTS_TWO(tap)                           \
+    "vmovaps 128*" #tap "(%[weights]), %%zmm24\n\t"     \
+    "vmovaps 128*" #tap "+64(%[weights]), %%zmm25\n\t"  \
+    SMOE_BLEND_TWO(26, 1) SMOE_BLEND_TWO(27, 2) SMOE_BLEND_TWO(28, 3)                                         \
+    SMOE_BLEND_TWO(29, 4) SMOE_BLEND_TWO(30, 5) SMOE_BLEND_TWO(31, 6)
+#define SMOE_ROW_TWO(tap0, tap1, tap2, row, other)                                                            \
+    SMOE_INPUT(12, row, 0) SMOE_INPUT(13, row, 1) SMOE_INPUT(14, row, 2)                                      \
+    SMOE_INPUT(15, row, 3) SMOE_INPUT(16, row, 4) SMOE_INPUT(17, row, 5)                                      \
+    SMOE_INPUT(18, other, 0) SMOE_INPUT(19, other, 1) SMOE_INPUT(20, other, 2)                                \
+    SMOE_INPUT(21, other, 3) SMOE_INPUT(22, other, 4) SMOE_INPUT(23, other, 5)                                \
+    SMOE_WEIGHTS_TWO(tap0) SMOE_ADD_TWO(12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)                       \
+    SMOE_INPUT(12, row, 6) SMOE_INPUT(18, other, 6)                                                           \
+    SMOE_WEIGHTS_TWO(tap1) SMOE_ADD_TWO(13, 14, 15, 16, 17, 12, 19, 20, 21, 22, 23, 18)                       \
+    SMOE_INPUT(13, row, 7) SMOE_INPUT(19, other, 7)                                                           \
+    SMOE_WEIGHTS_TWO(tap2) SMOE_ADD_TWO(14, 15, 16, 17, 12, 13, 20, 21, 22, 23, 18, 19)
+#define SMOE_SUMS_TWO(DO)                                                                                     \
+    DO(0, 0, sums) DO(1, 1, sums) DO(2, 2, sums) DO(3, 3, sums) DO(4, 4, sums) DO(5, 5, sums)                 \
+    DO(6, 0, others) DO(7, 1, others) DO(8, 2, others) DO(9, 3, others) DO(10, 4, others) DO(11, 5, others)
+#define SMOE_LOAD_SUM(n, place, of) "vmovaps 64*" #place "(%[" #of "]), %%zmm" #n "\n\t"
+#define SMOE_STORE_SUM(n, place, of) "vmovaps %%zmm" #n ", 64*" #place "(%[" #of "])\n\t"
+
+// Of neighbouring pixels in two samples, which lie `next_input` and `next_sums` floats apart.
+inline void add_channels_of_two(const Pixels& pixels, const float* weights, int64_t channels, int64_t channel_pitch,
+                                const float* input, int64_t second, int64_t third, int64_t next_input, float* sums,
+                                int64_t next_sums) {
+    const int64_t pitch = channel_pitch * static_cast<int64_t>(sizeof(float));
+    const float *row0 = input + pixels.places[0], *row1 = row0 + second, *row2 = row0 + third;
+    const float *other0 = row0 + next_input, *other1 = row1 + next_input, *other2 = row2 + next_input;
+    __asm__ volatile(
+        "kmovw (%[masks]), %%k1\n\tkmovw 2(%[masks]), %%k2\n\tkmovw 4(%[masks]), %%k3\n\t"
+        "kmovw 6(%[masks]), %%k4\n\tkmovw 8(%[masks]), %%k5\n\tkmovw 10(%[masks]), %%k6\n\t"
+        SMOE_SUMS_TWO(SMOE_LOAD_SUM)
+        ".p2align 6\n1:\n\t"
+        SMOE_ROW_TWO(0, 1, 2, row0, other0) SMOE_ROW_TWO(3, 4, 5, row1, other1) SMOE_ROW_TWO(6, 7, 8, row2, other2)
+        "add %[pitch], %[row0]\n\tadd %[pitch], %[row1]\n\tadd %[pitch], %[row2]\n\t"
+        "add %[pitch], %[other0]\n\tadd %[pitch], %[other1]\n\tadd %[pitch], %[other2]\n\t"
+        "add $128*9, %[weights]\n\tdec %[channels]\n\tjnz 1b\n\t"
+        SMOE_SUMS_TWO(SMOE_STORE_SUM)
+        : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [other0] "+r"(other0), [other1] "+r"(other1),
+          [other2] "+r"(other2), [weights] "+r"(weights), [channels] "+r"(channels)
+        : [pitch] "r"(pitch), [masks] "r"(pixels.masks), [sums] "r"(sums), [others] "r"(sums + next_sums)
+        : SMOE_REGISTERS, "xmm28", "xmm29", "xmm30", "xmm31");
+}
+
+// The pixels are neighbours, or lie anywhere; then taps add to two sums by turns as well, or to one, as in pairs.
+enum class Order { kRun, kTurns, kOne };
+
+template <Order kOrder>
 inline void add_channels_3x3(const Pixels& pixels, const float* weights, int64_t channels, int64_t channel_pitch,
                              const float* input, int64_t second, int64_t third, float* sums) {
     const int64_t pitch = channel_pitch * static_cast<int64_t>(sizeof(float)), *places = pixels.places;
-    if (kRun) input += places[0];
+    if (kOrder == Order::kRun) input += places[0];
     const float *row0 = input, *row1 = input + second, *row2 = input + third;
-    if (kRun) {
+    if (kOrder == Order::kRun) {
         __asm__ volatile(
             SMOE_BEGIN
             SMOE_RUN_ROW(SMOE_EVEN, SMOE_ODD, 0, 1, 2, row0)
@@ -124,12 +179,25 @@ inline void add_channels_3x3(const Pixels& pixels, const float* weights, int64_t
               [channels] "+r"(channels)
             : [pitch] "r"(pitch), [masks] "r"(pixels.masks), [sums] "r"(sums)
             : SMOE_REGISTERS);
-    } else {
+    } else if (kOrder == Order::kTurns) {
         __asm__ volatile(
             SMOE_BEGIN
             SMOE_FAR_EVEN(0, row0, 0) SMOE_FAR_ODD(1, row0, 1) SMOE_FAR_EVEN(2, row0, 2)
             SMOE_FAR_ODD(3, row1, 0) SMOE_FAR_EVEN(4, row1, 1) SMOE_FAR_ODD(5, row1, 2)
             SMOE_FAR_EVEN(6, row2, 0) SMOE_FAR_ODD(7, row2, 1) SMOE_FAR_EVEN(8, row2, 2)
+            SMOE_END
+            : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights),
+              [channels] "+r"(channels)
+            : [place0] "r"(places[0]), [place1] "r"(places[1]), [place2] "r"(places[2]), [place3] "r"(places[3]),
+              [place4] "r"(places[4]), [place5] "r"(places[5]), [pitch] "m"(pitch), [masks] "r"(pixels.masks),
+              [sums] "r"(sums)
+            : SMOE_REGISTERS);
+    } else {
+        __asm__ volatile(
+            SMOE_BEGIN
+            SMOE_FAR_EVEN(0, row0, 0) SMOE_FAR_EVEN(1, row0, 1) SMOE_FAR_EVEN(2, row0, 2)
+            SMOE_FAR_EVEN(3, row1, 0) SMOE_FAR_EVEN(4, row1, 1) SMOE_FAR_EVEN(5, row1, 2)
+            SMOE_FAR_EVEN(6, row2, 0) SMOE_FAR_EVEN(7, row2, 1) SMOE_FAR_EVEN(8, row2, 2)
             SMOE_END
             : [row0] "+r"(row0), [row1] "+r"(row1), [row2] "+r"(row2), [weights] "+r"(weights),
               [channels] "+r"(channels)
@@ -161,6 +229,8 @@ class Forward {
           taps_(g_.kernel_height * g_.kernel_width),
           filter_(g_.channels * taps_),
           slice_taps_(taps_ / g_.kernel_depth),
+          is_3x3_(g_.kernel_width == 3 && kernel_slice_height(g_) == 3),
+          together_(is_3x3_ ? std::min<int64_t>(g_.batch, 2) : 1),
           padded_width_((g_.output_width - 1) * g_.stride + g_.kernel_width),
           pitch_(round_up(padded_width_, kLanes)) {
         for (int64_t u = 0; u < padded_width_; ++u) {
@@ -192,14 +262,16 @@ class Forward {
         for (int64_t block = 0; block < blocks_; ++block) pack_weights(block);
 
         const int64_t rows = rows_per_band(), bands = ceil_divide(g_.output_height, rows);
-        const int64_t sum_floats = round_up(rows * g_.output_width + kPixels, kLanes) * kLanes;
-        const int64_t unit_floats = round_up(most_packed_rows(rows) * g_.channels * pitch_, kLanes) + sum_floats;
+        sum_floats_ = round_up(rows * g_.output_width + kPixels, kLanes) * kLanes;
+        input_floats_ = round_up(most_packed_rows(rows) * g_.channels * pitch_, kLanes);
+        const int64_t unit_floats = together_ * (sum_floats_ + input_floats_);
         float* units = scratch.floats(g_.threads * unit_floats);
 #pragma omp parallel for num_threads(g_.threads) schedule(dynamic) collapse(2)
-        for (int64_t sample = 0; sample < g_.batch; ++sample) {
+        for (int64_t sample = 0; sample < g_.batch; sample += together_) {
             for (int64_t band = 0; band < bands; ++band) {
                 float* sums = units + expert_lists::thread_number() * unit_floats;
-                make_band(sample, band * rows, std::min((band + 1) * rows, g_.output_height), sums, sums + sum_floats);
+                make_band(sample, std::min(g_.batch - sample, together_), band * rows,
+                          std::min((band + 1) * rows, g_.output_height), sums, sums + together_ * sum_floats_);
             }
         }
         return true;
@@ -256,22 +328,27 @@ class Forward {
     }
 
     int64_t rows_per_band() const {
-        const int64_t most = ceil_divide(g_.output_height, ceil_divide(g_.threads, g_.batch));
+        const int64_t units = ceil_divide(g_.batch, together_);
+        const int64_t most = ceil_divide(g_.output_height, ceil_divide(g_.threads, units));
         // A slice at least: slices of a kernel overlap as wholes.
         const int64_t least = g_.depth > 1 ? std::min(most, output_slice_height(g_)) : 1;
         // Input, sums of 16 families, and the outputs.
         const auto floats = [&](int64_t rows) {
-            return packed_rows(0, rows) * g_.channels * pitch_ + rows * g_.output_width * (kLanes + g_.selected);
+            return together_ *
+                   (packed_rows(0, rows) * g_.channels * pitch_ + rows * g_.output_width * (kLanes + g_.selected));
         };
         int64_t rows = most;
         while (rows > least && floats(rows) > kBandFloats) --rows;
         return ceil_divide(most, ceil_divide(most, rows));
     }
 
-    void make_band(int64_t sample, int64_t begin, int64_t end, float* sums, float* input) const {
+    void make_band(int64_t first_sample, int64_t samples, int64_t begin, int64_t end, float* sums, float* input) const {
         const int64_t first_row = padded_row(g_, begin, 0), rows = packed_rows(begin, end);
         const int64_t channel_pitch = rows * pitch_;
-        pack_input(x_ + sample * g_.channels * g_.height * g_.width, first_row, rows, input);
+        for (int64_t i = 0; i < samples; ++i) {
+            const float* x = x_ + (first_sample + i) * g_.channels * g_.height * g_.width;
+            pack_input(x, first_row, rows, input + i * input_floats_);
+        }
         const int64_t first_pixel = begin * g_.output_width, pixels = (end - begin) * g_.output_width;
         const int64_t most = std::max<int64_t>(kWeightBytes / (slice_taps_ * kPair * 4), 1);
         const int64_t channel_blocks = ceil_divide(g_.channels, most), groups = ceil_divide(pixels, kPixels);
@@ -287,7 +364,7 @@ class Forward {
             const uint16_t* masks = masks_ + block * plane_ + first_pixel;
             uint16_t last_masks[kPixels] = {};
             std::copy(masks + (groups - 1) * kPixels, masks + pixels, last_masks);
-            start_sums(block, masks, pixels, sums);
+            for (int64_t i = 0; i < samples; ++i) start_sums(block, masks, pixels, sums + i * sum_floats_);
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t slice = part / channel_blocks, place = part % channel_blocks;
                 const int64_t c = g_.channels * place / channel_blocks;
@@ -303,13 +380,26 @@ class Forward {
                     // On their way while this group is made: the weights of the next part, and the outputs.
                     for (const float* end = ahead + lines; ahead < end; ahead += kLanes)
                         __builtin_prefetch(ahead, 0, 2);
-                    if (part + 1 == parts) prefetch_outputs(sample, block, first_pixel, pixels, group, groups);
-                    add_channels(them, weights, count, channel_pitch, part_input, sums + pixel * kLanes);
+                    for (int64_t i = 0; part + 1 == parts && i < samples; ++i) {
+                        prefetch_outputs(first_sample + i, block, first_pixel, pixels, group, groups);
+                    }
+                    float* places_sums = sums + pixel * kLanes;
+                    if (samples == 2 && is_run(them)) {
+                        add_channels_of_two(them, weights, count, channel_pitch, part_input, kernel_rows_[1],
+                                            kernel_rows_[2], input_floats_, places_sums, sum_floats_);
+                        continue;
+                    }
+                    for (int64_t i = 0; i < samples; ++i) {
+                        add_channels(them, samples, weights, count, channel_pitch, part_input + i * input_floats_,
+                                     places_sums + i * sum_floats_);
+                    }
                 }
             }
-            write(sample, block, first_pixel, pixels, sums);
+            for (int64_t i = 0; i < samples; ++i) {
+                write(first_sample + i, block, first_pixel, pixels, sums + i * sum_floats_);
+            }
         }
-        if (scale_ != nullptr) scale_band(sample, first_pixel, pixels);
+        for (int64_t i = 0; scale_ != nullptr && i < samples; ++i) scale_band(first_sample + i, first_pixel, pixels);
     }
 
     // A share of what write() writes of a band, in its order. Channels lie apart, so that no processor foresees it.
@@ -346,6 +436,9 @@ class Forward {
                     continue;
                 }
                 const float* row = x + sources[i] * g_.width;
+                // On its way: the row of the next channel, which lies so far apart that no processor foresees it.
+                const float* next = row + g_.height * g_.width;
+                for (int64_t u = 0; u < width; u += kLanes) __builtin_prefetch(next + u);
                 expert_lists::copy_floats(row, width, target + left);
                 for (const auto& [column, source] : borders_) target[column] = source < 0 ? 0.0f : row[source];
             }
@@ -364,13 +457,20 @@ class Forward {
         }
     }
 
-    void add_channels(const Pixels& pixels, const float* weights, int64_t channels, int64_t channel_pitch,
-                      const float* input, float* place) const {
-        if (g_.kernel_width == 3 && kernel_slice_height(g_) == 3) {
-            // Neighbours, since places ascend, but where the last pixel is repeated.
-            const int64_t *first = pixels.places, *last = first + kPixels - 1;
-            const bool is_run = *last - *first == kPixels - 1 && *last != last[-1];
-            const auto add = is_run ? add_channels_3x3<true> : add_channels_3x3<false>;
+    // Whether pixels are neighbours: places ascend, but where the last pixel is repeated.
+    static bool is_run(const Pixels& pixels) {
+        const int64_t *first = pixels.places, *last = first + kPixels - 1;
+        return *last - *first == kPixels - 1 && *last != last[-1];
+    }
+
+    // Of one sample of those that are together.
+    void add_channels(const Pixels& pixels, int64_t samples, const float* weights, int64_t channels,
+                      int64_t channel_pitch, const float* input, float* place) const {
+        if (is_3x3_) {
+            // Not by turns in pairs: the order of a sum must not follow from where a band, and so a group, begins.
+            const auto add = samples == 2     ? add_channels_3x3<Order::kOne>
+                             : is_run(pixels) ? add_channels_3x3<Order::kRun>
+                                              : add_channels_3x3<Order::kTurns>;
             add(pixels, weights, channels, channel_pitch, input, kernel_rows_[1], kernel_rows_[2], place);
             return;
         }
@@ -413,6 +513,9 @@ class Forward {
     const int64_t blocks_;                              // of 16 families
     uint16_t* masks_;                                   // [block][pixel]
     const int64_t taps_, filter_, slice_taps_;          // taps_ of all slices of the kernel
+    const bool is_3x3_;                                 // each slice of the kernel
+    const int64_t together_;                            // samples that share the blends
+    int64_t sum_floats_ = 0, input_floats_ = 0;         // of a sample's band
     const int64_t padded_width_, pitch_;                // of a padded row, and from one to the next
     std::vector<std::pair<int64_t, int64_t>> borders_;  // padded columns beyond the input, and what they repeat, or -1
     std::vector<int64_t> kernel_rows_;
