@@ -181,6 +181,9 @@ struct ErrorSweep {
 
  private:
     void sweep(int64_t begin, int64_t count, double* sums, std::vector<int64_t>& lost_here) const {
+        if (g.batch == 1 && y != nullptr && by_scale != nullptr && by_offset != nullptr) {
+            return sweep_one(begin, count, sums, lost_here);
+        }
         const int64_t sample = g.selected * g.output_height * g.output_width;
         const float* factors = scale + begin;
         float added[kStretch] = {}, products[kStretch] = {}, squares[kStretch] = {};
@@ -220,6 +223,29 @@ struct ErrorSweep {
         if (by_scale != nullptr) std::copy_n(products, count, by_scale + begin);
         if (by_offset != nullptr) std::copy_n(added, count, by_offset + begin);
         for (int64_t i = 0; scale != nullptr && i < count; ++i) added[i] *= factors[i];
+        sum_biases(added, begin, count, sums);
+    }
+
+    // With one sample, each number is read and written once, which memory can keep pace with.
+    void sweep_one(int64_t begin, int64_t count, double* sums, std::vector<int64_t>& lost_here) const {
+        const float *signal = error + begin, *factors = scale + begin, *shifts = offset + begin, *output = y + begin;
+        float *target = by_z + begin, *products = by_scale + begin;
+        std::copy_n(signal, count, by_offset + begin);
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) target[i] = signal[i] * factors[i];
+        float squares = 0.0f;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t i = 0; i < count; ++i) {
+            const float scaled = output[i] - shifts[i];
+            products[i] = signal[i] * scaled / factors[i];
+            squares += scaled * scaled;
+        }
+        find_lost(begin, count, squares, lost_here);
+        sum_biases(target, begin, count, sums);
+    }
+
+    // Adds the error of z of a stretch, summed over the samples, to its experts, or to the sum of all.
+    void sum_biases(const float* added, int64_t begin, int64_t count, double* sums) const {
         if (by_bias != nullptr) {
             const int64_t plane = g.output_height * g.output_width, slot = begin / plane;
             if (masks == nullptr) return add_by_expert(added, indices + begin, count, sums);
@@ -234,23 +260,29 @@ struct ErrorSweep {
     // Products of the error and scale * z become those of the error and z, or their places are lost.
     void divide(int64_t begin, int64_t count, float* products, const float* squares,
                 std::vector<int64_t>& lost_here) const {
-        const float *factors = scale + begin, *shifts = offset + begin;
-        float scaled = 0.0f, scales = 0.0f;
-#pragma omp simd reduction(+ : scaled, scales)
+        const float* factors = scale + begin;
+        float scaled = 0.0f;
+#pragma omp simd reduction(+ : scaled)
         for (int64_t i = 0; i < count; ++i) {
             scaled += squares[i];
-            scales += factors[i] * factors[i];
+            products[i] /= factors[i];
         }
+        find_lost(begin, count, scaled, lost_here);
+    }
+
+    // The places of a stretch where the output does not tell z; scaled: sum of the squares of scale * z.
+    void find_lost(int64_t begin, int64_t count, float scaled, std::vector<int64_t>& lost_here) const {
+        const float *factors = scale + begin, *shifts = offset + begin;
+        float scales = 0.0f;
+#pragma omp simd reduction(+ : scales)
+        for (int64_t i = 0; i < count; ++i) scales += factors[i] * factors[i];
         const float most = scales > 0.0f ? kMostOffset * std::sqrt(scaled / (scales * static_cast<float>(g.batch))) : 0;
         const auto is_kept = [&](int64_t i) {
             return (std::fabs(shifts[i]) <= most * std::fabs(factors[i])) & (std::fabs(factors[i]) > kLeastScale);
         };
         int32_t kept = 0;
 #pragma omp simd reduction(+ : kept)
-        for (int64_t i = 0; i < count; ++i) {
-            kept += is_kept(i);
-            products[i] /= factors[i];
-        }
+        for (int64_t i = 0; i < count; ++i) kept += is_kept(i);
         for (int64_t i = 0; kept < count && i < count; ++i) {
             if (!is_kept(i)) lost_here.push_back(begin + i);
         }
