@@ -160,6 +160,8 @@ class SelfOptimizing(SharedModule):
         # Whether an optimiser is known that holds parameters of the layers, and the factor of the step size.
         self._is_led = False
         self._step_factor = 1.0
+        # The last backward pass.
+        self._task = -1
         self._layers: weakref.WeakSet[RoutedLayer] = weakref.WeakSet()
         # Version of a parameter of each layer in its last backward pass, of those that gave gradients.
         self._versions: weakref.WeakKeyDictionary[RoutedLayer, int] = weakref.WeakKeyDictionary()
@@ -241,7 +243,12 @@ class SelfOptimizing(SharedModule):
 
     def _note_pass(self, layer: RoutedLayer, trained: nn.Parameter | None) -> None:
         """Called in a backward pass of a layer, with its `_trained_parameter`."""
+        task = torch._C._current_graph_task_id()
         for child in self._optimizing:
+            if child._task != task:  # the first layer of this pass: gradients may have been dropped since the forward
+                child.__dict__["_task"] = task  # an assignment to a module is slow
+                if child._has_gradient() and all(map(_has_no_gradient, child._layers)):
+                    child._forget()
             child._versions[layer] = -1 if trained is None else trained._version
 
     def _begin_pass(self) -> None:

@@ -269,7 +269,9 @@ def test_loops_that_take_the_steps_of_a_plain_one(loop: str) -> None:
     assert_same(dict(other.named_parameters()), dict(plain.named_parameters()), rtol=1e-3, atol=1e-5)
 
 
-def test_a_skipped_step_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the forward pass", "before the backward pass"])
+def test_a_skipped_step_leaves_nothing_behind(is_late: bool) -> None:
+    """Wherever a loop calls `zero_grad`; the loss of a generator leaves gradients in its discriminator, too."""
     net, other = make_net(), make_net()
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -279,8 +281,13 @@ def test_a_skipped_step_leaves_nothing_behind() -> None:
     scaler.update()
     assert int(net[0].gate.steps.num_steps) == 0
     net[2].weight._backward_hooks.clear()
-    optimizer.zero_grad()
-    scaler.scale(loss_of(net, 1)).backward()
+    if is_late:
+        loss = loss_of(net, 1)
+        optimizer.zero_grad()
+    else:
+        optimizer.zero_grad()
+        loss = loss_of(net, 1)
+    scaler.scale(loss).backward()
     scaler.step(optimizer)
     assert int(net[0].gate.steps.num_steps) == 1
     train(other, torch.optim.SGD(other.parameters(), 1e-3), steps=1, first=1)
