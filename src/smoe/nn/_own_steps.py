@@ -287,7 +287,10 @@ class SelfOptimizing(SharedModule):
         """
 
     def _has_gradient(self) -> bool:
-        return any(values.grad is not None for values in self._own_numbers())
+        for module, name in self._numbers:  # noqa: SIM110  # a generator takes longer
+            if getattr(module, name).grad is not None:
+                return True
+        return False
 
     def _group(self, groups: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
         """The group, among those of parameters by their `id`, that holds a parameter of the layers."""

@@ -250,7 +250,7 @@ def test_scale_of_the_loss_does_not_matter(factor: float) -> None:
     assert_same(*paths, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("loop", ["in halves", "recomputed", "recomputed, reentrant"])
+@pytest.mark.parametrize("loop", ["in halves", "recomputed", "recomputed, reentrant", "inputs", "grad", "looked at"])
 def test_loops_that_take_the_steps_of_a_plain_one(loop: str) -> None:
     plain, other = make_net(), make_net()
     for net in (plain, other):
@@ -263,7 +263,16 @@ def test_loops_that_take_the_steps_of_a_plain_one(loop: str) -> None:
             for part, target in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
                 run = partial(checkpoint, net, use_reentrant="reentrant" in loop) if "recomputed" in loop else net
                 output = (net if net is plain else run)(part.requires_grad_())
-                ((output - target).square().mean() / pieces).backward()  # type: ignore[union-attr]
+                loss = (output - target).square().mean() / pieces  # type: ignore[operator]
+                kind, parameters = loop if net is other else "plain", list(net.parameters())
+                if kind == "looked at":  # gradients that no step is made of
+                    torch.autograd.grad(loss, part, retain_graph=True)
+                    torch.autograd.grad(loss, parameters, retain_graph=True)
+                if kind == "grad":
+                    for parameter, found in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                        parameter.grad = found
+                else:
+                    loss.backward(inputs=parameters if kind == "inputs" else None)
             optimizer.step()
     assert_same(numbers(other), numbers(plain), rtol=1e-3, atol=1e-5)
     assert_same(dict(other.named_parameters()), dict(plain.named_parameters()), rtol=1e-3, atol=1e-5)
