@@ -80,8 +80,8 @@ class FamilyMoE2d(nn.Module):
 
     The score of a candidate is the product of its key and the pixel's embedding, plus noise in training. The candidates
     of a family start equal: the layer is a convolution. Each output channel and pixel has a scale and an offset. Keys
-    and embedding are buffers, which learn by steps of 0.1 in units of the scores: call `step_gate` after the optimiser's
-    step. (The library's layer needs no call, and takes smaller steps where a schedule ends.) Their lengths are bounded:
+    and embedding are buffers, which learn by steps of 0.1 in units of the scores: call `step_gate` after the step of an
+    optimiser. (The library's layer needs no call, and takes smaller steps as a schedule ends.) Their lengths are bound:
     no score leads by so much that the others have no gradient. E is `out_channels`, at least 2, K `num_candidates`.
     """
 

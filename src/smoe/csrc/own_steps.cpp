@@ -86,9 +86,41 @@ void shorten(int64_t size, float* values, int64_t rank, int64_t pitch, float lon
     }
 }
 
+// Shrinks the deviations of a channel from its mean by `part` of the variance that noise adds, over that which they
+// have: `take_noise` of nn/_own_steps.py.
+void take_noise(int64_t pixels, float* values, const float* before, double gain, double largest, double part) {
+    double moved = 0.0, sum = 0.0, deviations = 0.0;
+#pragma omp simd reduction(+ : moved, sum)
+    for (int64_t p = 0; p < pixels; ++p) {
+        const float step = values[p] - before[p];
+        moved += static_cast<double>(step) * step;
+        sum += values[p];
+    }
+    const float mean = static_cast<float>(sum / static_cast<double>(pixels));
+#pragma omp simd reduction(+ : deviations)
+    for (int64_t p = 0; p < pixels; ++p) {
+        const float deviation = values[p] - mean;
+        deviations += static_cast<double>(deviation) * deviation;
+    }
+    if (!(deviations > 0.0)) return;
+    const double noise = std::min(largest * static_cast<double>(pixels), moved * gain);
+    const float share = static_cast<float>(std::min(1.0, part * noise / deviations));
+#pragma omp simd
+    for (int64_t p = 0; p < pixels; ++p) values[p] -= share * (values[p] - mean);
+}
+
 }  // namespace
 
 extern "C" {
+
+int smoe_take_noise(int64_t channels, int64_t pixels, float* values, const float* before, double gain, double largest,
+                    double part, int64_t threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t c = 0; c < channels; ++c) {
+        take_noise(pixels, values + c * pixels, before + c * pixels, gain, largest, part);
+    }
+    return 0;
+}
 
 // Tensors whose gradient is null stay as they are. Vectors of `ranks[n]` numbers, `pitches[n]` apart, are not longer
 // than `longest` afterwards.

@@ -369,15 +369,10 @@ class _MovedMap(NamedTuple):
         if factor > 1.0:
             values.add_(values - before, alpha=factor - 1.0)
         if num_steps == 0:
-            rate, momentum = factor * float(group["lr"]), float(group["betas"][0])
-            pixels = tuple(range(1, values.dim()))
-            # A mean gradient that is noise has (1 - momentum) / (1 + momentum) of its variance: so large are the steps,
-            # and their sum grows by the square of the rate.
-            noise = (values - before).float().square().mean(pixels, keepdim=True) * ((1 + momentum) / (1 - momentum))
-            take_noise(values, noise.clamp(max=rate**2))
+            take_noise(values, before, factor * float(group["lr"]), float(group["betas"][0]))
 
 
-def take_noise(values: torch.Tensor, noise: torch.Tensor) -> None:
+def take_noise(values: torch.Tensor, before: torch.Tensor, rate: float, momentum: float) -> None:
     """Takes from a map `(C, *grid)` a part of what noise has added to the differences between its pixels.
 
     The deviations of each channel from its mean shrink by that part of the variance that noise alone adds to them in
@@ -386,13 +381,25 @@ def take_noise(values: torch.Tensor, noise: torch.Tensor) -> None:
 
     Args:
         values: The map, which is changed.
-        noise: Variance that noise adds in a step, `(C, 1, ...)`.
+        before: Its values before the last step.
+        rate: Rate of the step.
+        momentum: The first of the optimiser's `betas`.
     """
+    # A mean gradient that is noise has (1 - momentum) / (1 + momentum) of its variance: so large are the steps, and
+    # their sum grows by the square of the rate.
+    gain, part = (1.0 + momentum) / (1.0 - momentum), _TAKEN_AWAY * _STEPS_TOGETHER
+    library = None if is_observed() or type(before) is not torch.Tensor else library_for(values, before)
+    if library is not None and values.is_contiguous() and before.is_contiguous():
+        torch.autograd.graph.increment_version(values)
+        numbers = (gain, rate**2, part)
+        sizes = (len(values), math.prod(values.shape[1:]))
+        library.call("smoe_take_noise", *sizes, values, before, *map(ctypes.c_double, numbers), num_threads())
+        return
     pixels = tuple(range(1, values.dim()))
-    mean = values.float().mean(pixels, keepdim=True)
-    variance = (values - mean).square().mean(pixels, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-    share = (_TAKEN_AWAY * _STEPS_TOGETHER * noise / variance).clamp(max=1.0)
-    values.lerp_(mean.to(values.dtype).expand_as(values), share.to(values.dtype).expand_as(values))
+    noise = gain * (values - before).float().square().mean(pixels, keepdim=True)
+    deviations = values.float() - values.float().mean(pixels, keepdim=True)
+    variance = deviations.square().mean(pixels, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    values.sub_((deviations * (part * noise.clamp(max=rate**2) / variance).clamp(max=1.0)).to(values.dtype))
 
 
 class _Stepping(threading.local):

@@ -69,7 +69,8 @@ def test_numbers_of_the_gate_are_buffers_that_move_by_a_hundredth_in_each_step()
     before = numbers(net)
     train(net, torch.optim.SGD(net.parameters(), 1e-9), steps=1)
     moved = (numbers(net)["0.gate.embedding.values"] - before["0.gate.embedding.values"]).abs()
-    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-3, atol=0.0)
+    # Less only by a gradient far below the others.
+    assert float(moved.max()) < 0.01001 and float(moved.quantile(0.25)) > 0.0098
 
 
 @pytest.mark.parametrize(
@@ -197,9 +198,13 @@ def test_local_affine_maps_follow_high_rates_other_optimisers_and_requires_grad(
         assert bool((net[0]._affine.scale == 1.0).all())
 
 
-@pytest.mark.parametrize("beta", [0.9, 0.0])
-def test_maps_lose_a_part_of_what_noise_adds_to_them(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("beta", "has_kernel"), [(0.9, True), (0.9, False), (0.0, True)])
+def test_maps_lose_a_part_of_what_noise_adds_to_them(
+    beta: float, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After each fourth step, by the definition with loops; a channel with structure loses nearly nothing."""
+    if not has_kernel:
+        monkeypatch.setattr(_own_steps, "library_for", lambda *tensors: None)
 
     def trained(steps: int) -> Any:
         torch.manual_seed(0)
@@ -524,3 +529,32 @@ def test_steps_of_the_kernel_are_those_by_tensors(shape: tuple[int, ...], axis: 
     longer.grad, before = torch.zeros_like(longer), longer.detach().clone()
     steps[1].take([longer], 1e-2, torch.zeros((), dtype=torch.int64))
     assert torch.equal(longer, before)
+
+
+@pytest.mark.parametrize("is_due", [None, torch.ones((), dtype=torch.int64)], ids=["kernel", "tensors"])
+def test_numbers_rest_where_gradients_are_noise_of_what_they_were(is_due: torch.Tensor | None) -> None:
+    """At a tenth of the largest gradient so far they move as fast as ever, at a millionth hardly; by Adam's formula."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.zeros(4, 50).requires_grad_()
+    steps, moved, before = AdamSteps([values]), [], values.detach()
+    expected, largest = torch.zeros(4, 50, dtype=torch.float64), 0.0
+    for phase, size in enumerate((1.0, 0.1, 1e-6)):
+        # So much later that nothing of the earlier gradients is left in the moments.
+        steps.moments.zero_()
+        mean, square = torch.zeros_like(expected), torch.zeros_like(expected)
+        for number in range(50 * phase + 1, 50 * phase + 51):
+            # The first gradient is small, as where the candidates of a family start nearly equal.
+            gradient = size * torch.randn(4, 50, generator=generator) * (1e-3 if number == 1 else 1.0)
+            before = values.detach().clone()
+            values.grad = gradient.clone()
+            steps.take([values], 0.01, is_due)
+            gradient = gradient.double()
+            largest = max(largest, float(gradient.square().mean().sqrt()))
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient.square(), 0.001)
+            root = (square / (1 - 0.999**number)).sqrt()
+            expected -= 0.01 * mean / (1 - 0.9**number) / (root + 1e-3 * largest)
+            torch.testing.assert_close(values.detach().double(), expected, rtol=1e-3, atol=1e-5)
+        moved.append(float((values.detach() - before).square().mean().sqrt()))
+    torch.testing.assert_close(float(steps.units), largest, rtol=1e-5, atol=0.0)
+    assert 0.5 < moved[1] / moved[0] < 3.0 and moved[2] < 3e-3 * moved[0]
