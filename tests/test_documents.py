@@ -191,7 +191,7 @@ def test_the_chart_of_speed_is_that_of_the_stored_table():
 NOT_MEASURED = {
     "docs/ens10.md": {"3.3", "0.79"},
     "docs/images.md": {"81.33", "80.83"},
-    "docs/rules.md": {"0.25", "0.6"},
+    "docs/rules.md": {"0.25", "0.6", "1.25"},
 }
 
 

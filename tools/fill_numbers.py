@@ -135,8 +135,9 @@ def arguments() -> str:
         cells = []
         for column in columns:
             errors, ours = found.get((student, *column), {}), found["default", *column]
-            ahead = sum(ours[seed] < error for seed, error in errors.items())
-            beside = "" if student == "default" else f" ({ahead} of {len(errors)})"
+            pairs = [(ours[seed], error) for seed, error in errors.items() if seed in ours]
+            ahead = sum(default < error for default, error in pairs)
+            beside = "" if student == "default" else f" ({ahead} of {len(pairs)})"
             cells.append(f"{statistics.median(errors.values()):.3g}{beside}" if errors else "-")
         lines.append(f"| {student} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -274,7 +274,7 @@ def main() -> int:
     arguments = parser.parse_args()
     version = ".".join(triton.__version__.split(".")[:2])
     path = RESULTS / f"compile-triton-{version}.md"
-    records = path.with_suffix(".kernels.jsonl")
+    records = path.with_suffix(".jsonl")
     stored: dict[tuple[str, ...], dict[str, Any]] = {}
     if records.exists():
         for line in records.read_text().splitlines():
@@ -297,7 +297,6 @@ def main() -> int:
     if num_problems or arguments.check or arguments.kernel:
         return 1 if num_problems else 0
     RESULTS.mkdir(parents=True, exist_ok=True)
-    records.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     made = circumstances()
     notes = (
         "Registers of a thread and shared memory of a program; the kind of the tensor-core instructions; the number of "
@@ -308,6 +307,8 @@ def main() -> int:
     columns = ["kernel", "tile", "operands", "layer", *(f"sm_{capability}" for capability in arguments.capabilities)]
     lines = table_rows(rows, arguments.capabilities)
     write_table(path, "Triton kernels, compiled ahead of time", "make gpu-compile", columns, lines, notes)
+    # All numbers of a kernel, with which the next run compares, in place of the rows of the table.
+    records.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     return 0
 
 

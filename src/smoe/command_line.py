@@ -22,10 +22,18 @@ class UsageError(Exception):
 
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Shows warnings as a line on the error stream each, without the code that they come from."""
+    """Shows warnings as a line on the error stream each, once, without the code that they come from."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        line = f"warning: {printable(str(message))}\n"
+        if line not in shown:
+            shown.add(line)
+            sys.stderr.write(line)
+
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = lambda message, *_, **__: sys.stderr.write(f"warning: {printable(str(message))}\n")
+        warnings.showwarning = show
         yield
 
 

@@ -89,6 +89,13 @@ def test_predict_writes_what_the_model_predicts(folder: Path, tmp_path: Path, su
         assert written["t2m"].attrs["units"] == "K" and written.attrs["title"] == "small"
 
 
+def test_a_warning_is_shown_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (regional(8, 4, 6, seed=9) + 1000.0).to_netcdf(tmp_path / "new.nc", encoding={"t2m": {"chunksizes": (1, 4, 6)}})
+    assert main(["predict", str(folder / "run"), str(tmp_path / "new.nc"), "-o", str(tmp_path / "out.nc")]) == 0
+    err = capsys.readouterr().err
+    assert err.count("warning:") == err.count("standard deviations from its mean") == 1
+
+
 def forecasts_and_analyses() -> tuple[xr.Dataset, xr.Dataset]:
     """Forecasts with two lead times, which the model takes as an input, and analyses with an offset."""
     y = regional(30, 4, 6, seed=4)

@@ -52,7 +52,7 @@ def changed(path: str, value: Any, name: str = "heat/smoe") -> dict[str, Any]:
         ("rule.windows", 3, "rule has no field 'windows'"),
         ("rule.type", "cr", "rule must be one of rc, .*frozen, got 'cr'"),
         ("model.type", "SpatialModel", "model must be one of SpatialMoEModel, .*got 'SpatialModel'"),
-        ("optimizer.type", None, "optimizer must be one of Adam, SgdMomentum, got None"),
+        ("optimizer.type", None, "optimizer must be one of Adam, got None"),
         # Missing.
         ("loss", DELETE, "HeatRecipe lacks the field 'loss'"),
         ("training.batch_size", DELETE, "training lacks the field 'batch_size'"),

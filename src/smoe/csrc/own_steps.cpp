@@ -1,4 +1,4 @@
-// A step of Adam of some numbers in units of their first gradient, and a bound of their vectors: `Steps` of
+// A step of Adam of some numbers in units of their largest gradient, and a bound of their vectors: `AdamSteps` of
 // nn/_own_steps.py says why.
 //
 // Sums are made of those of stretches, in their order: they do not depend on the number of threads.
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kStretch = 4096;
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999;
-constexpr float kEpsilon = 1e-12f;
+constexpr float kEpsilon = 1e-3f;
 constexpr int64_t kTogether = 64;  // neighbours whose vectors are measured at once
 
 double sum_of_squares(const float* values, int64_t count) {
@@ -30,7 +30,7 @@ double sum_of_squares(const float* values, int64_t count) {
     return sum;
 }
 
-// `unit` is 0 at first; `step` counts this step too.
+// `unit`, the largest root mean square of a gradient so far, is 0 at first; `step` counts this step too.
 void take_step(int64_t size, float* values, const float* gradient, float* mean, float* square, float* unit, double step,
                double rate, int64_t threads) {
     const int64_t num_stretches = (size + kStretch - 1) / kStretch;
@@ -42,7 +42,9 @@ void take_step(int64_t size, float* values, const float* gradient, float* mean, 
     }
     const double found = std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0) / static_cast<double>(size));
     if (!std::isfinite(found)) return;
-    if (*unit == 0.0f) *unit = static_cast<float>(found);
+    // Moments are in the unit, too.
+    const float shrink = found > *unit ? static_cast<float>(*unit / found) : 1.0f;
+    if (found > *unit) *unit = static_cast<float>(found);
     if (*unit == 0.0f) return;
     const float scale = 1.0f / *unit;
     const float move = static_cast<float>(rate / (1.0 - std::pow(kBeta1, step)));
@@ -54,8 +56,9 @@ void take_step(int64_t size, float* values, const float* gradient, float* mean, 
 #pragma omp simd
         for (int64_t i = begin; i < end; ++i) {
             const float error = gradient[i] * scale;
-            const float first = mean[i] + share1 * (error - mean[i]);
-            const float second = square[i] + share2 * (error * error - square[i]);
+            const float old_mean = mean[i] * shrink, old_square = square[i] * shrink * shrink;
+            const float first = old_mean + share1 * (error - old_mean);
+            const float second = old_square + share2 * (error * error - old_square);
             mean[i] = first;
             square[i] = second;
             values[i] -= move * first / (std::sqrt(second) * root + kEpsilon);
@@ -83,9 +86,41 @@ void shorten(int64_t size, float* values, int64_t rank, int64_t pitch, float lon
     }
 }
 
+// Shrinks the deviations of a channel from its mean by `part` of the variance that noise adds, over that which they
+// have: `take_noise` of nn/_own_steps.py.
+void take_noise(int64_t pixels, float* values, const float* before, double gain, double largest, double part) {
+    double moved = 0.0, sum = 0.0, deviations = 0.0;
+#pragma omp simd reduction(+ : moved, sum)
+    for (int64_t p = 0; p < pixels; ++p) {
+        const float step = values[p] - before[p];
+        moved += static_cast<double>(step) * step;
+        sum += values[p];
+    }
+    const float mean = static_cast<float>(sum / static_cast<double>(pixels));
+#pragma omp simd reduction(+ : deviations)
+    for (int64_t p = 0; p < pixels; ++p) {
+        const float deviation = values[p] - mean;
+        deviations += static_cast<double>(deviation) * deviation;
+    }
+    if (!(deviations > 0.0)) return;
+    const double noise = std::min(largest * static_cast<double>(pixels), moved * gain);
+    const float share = static_cast<float>(std::min(1.0, part * noise / deviations));
+#pragma omp simd
+    for (int64_t p = 0; p < pixels; ++p) values[p] -= share * (values[p] - mean);
+}
+
 }  // namespace
 
 extern "C" {
+
+int smoe_take_noise(int64_t channels, int64_t pixels, float* values, const float* before, double gain, double largest,
+                    double part, int64_t threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t c = 0; c < channels; ++c) {
+        take_noise(pixels, values + c * pixels, before + c * pixels, gain, largest, part);
+    }
+    return 0;
+}
 
 // Tensors whose gradient is null stay as they are. Vectors of `ranks[n]` numbers, `pitches[n]` apart, are not longer
 // than `longest` afterwards.

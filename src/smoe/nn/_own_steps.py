@@ -32,9 +32,10 @@ from smoe.ops._operators import is_observed, library_for, num_threads
 if TYPE_CHECKING:
     from smoe.nn._routed_layer import RoutedLayer
 
-# Decay of the mean gradient and of its mean square, and what is added to the root of the latter.
+# Decay of the mean gradient and of its mean square, and what is added to the root of the latter: where gradients are
+# a thousandth of the largest so far, nothing is left to learn, and what is left of them is noise.
 _BETAS = (0.9, 0.999)
-_EPSILON = 1e-12
+_EPSILON = 1e-3
 # Part of the highest learning rate so far below which own steps become smaller with it.
 _LAST_PART = 1.0 / 3.0
 # Learning rate of local affine maps, at least, where the rate of the user is that of an optimiser of Adam's kind.
@@ -49,7 +50,9 @@ _modules: weakref.WeakValueDictionary[int, SelfOptimizing] = weakref.WeakValueDi
 
 
 class AdamSteps(StatefulModule):
-    """State of the steps of some tensors: Adam in units of the first gradient, so that no scale has an effect.
+    """State of the steps of some tensors: Adam in units of the largest gradient so far, so that no scale has an effect.
+
+    Numbers come to rest where their gradients are far below this unit.
 
     Args:
         numbers: The tensors.
@@ -89,7 +92,11 @@ class AdamSteps(StatefulModule):
             if values.grad is None:
                 continue
             size_found = torch.linalg.vector_norm(values.grad) / math.sqrt(max(1, values.numel()))
-            unit.copy_(torch.where(unit == 0.0, size_found.nan_to_num(0.0, 0.0, 0.0), unit))
+            largest = torch.maximum(unit, size_found.nan_to_num(0.0, 0.0, 0.0))
+            shrink = torch.where(largest > 0.0, unit / largest, 1.0)  # the moments are in the unit, too
+            mean.mul_(shrink)
+            square.mul_(shrink).mul_(shrink)
+            unit.copy_(largest)
             # No step by a gradient that is not finite, nor by zeros that no other gradient came before.
             is_skipped = (unit == 0.0) | (size_found - size_found != 0.0)
             if is_due is not None:
@@ -160,6 +167,8 @@ class SelfOptimizing(SharedModule):
         # Whether an optimiser is known that holds parameters of the layers, and the factor of the step size.
         self._is_led = False
         self._step_factor = 1.0
+        # The last backward pass.
+        self._task = -1
         self._layers: weakref.WeakSet[RoutedLayer] = weakref.WeakSet()
         # Version of a parameter of each layer in its last backward pass, of those that gave gradients.
         self._versions: weakref.WeakKeyDictionary[RoutedLayer, int] = weakref.WeakKeyDictionary()
@@ -241,7 +250,12 @@ class SelfOptimizing(SharedModule):
 
     def _note_pass(self, layer: RoutedLayer, trained: nn.Parameter | None) -> None:
         """Called in a backward pass of a layer, with its `_trained_parameter`."""
+        task = torch._C._current_graph_task_id()
         for child in self._optimizing:
+            if child._task != task:  # the first layer of this pass: gradients may have been dropped since the forward
+                child.__dict__["_task"] = task  # an assignment to a module is slow
+                if child._has_gradient() and all(map(_has_no_gradient, child._layers)):
+                    child._forget()
             child._versions[layer] = -1 if trained is None else trained._version
 
     def _begin_pass(self) -> None:
@@ -280,7 +294,10 @@ class SelfOptimizing(SharedModule):
         """
 
     def _has_gradient(self) -> bool:
-        return any(values.grad is not None for values in self._own_numbers())
+        for module, name in self._numbers:  # noqa: SIM110  # a generator takes longer
+            if getattr(module, name).grad is not None:
+                return True
+        return False
 
     def _group(self, groups: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
         """The group, among those of parameters by their `id`, that holds a parameter of the layers."""
@@ -352,15 +369,10 @@ class _MovedMap(NamedTuple):
         if factor > 1.0:
             values.add_(values - before, alpha=factor - 1.0)
         if num_steps == 0:
-            rate, momentum = factor * float(group["lr"]), float(group["betas"][0])
-            pixels = tuple(range(1, values.dim()))
-            # A mean gradient that is noise has (1 - momentum) / (1 + momentum) of its variance: so large are the steps,
-            # and their sum grows by the square of the rate.
-            noise = (values - before).float().square().mean(pixels, keepdim=True) * ((1 + momentum) / (1 - momentum))
-            take_noise(values, noise.clamp(max=rate**2))
+            take_noise(values, before, factor * float(group["lr"]), float(group["betas"][0]))
 
 
-def take_noise(values: torch.Tensor, noise: torch.Tensor) -> None:
+def take_noise(values: torch.Tensor, before: torch.Tensor, rate: float, momentum: float) -> None:
     """Takes from a map `(C, *grid)` a part of what noise has added to the differences between its pixels.
 
     The deviations of each channel from its mean shrink by that part of the variance that noise alone adds to them in
@@ -369,13 +381,25 @@ def take_noise(values: torch.Tensor, noise: torch.Tensor) -> None:
 
     Args:
         values: The map, which is changed.
-        noise: Variance that noise adds in a step, `(C, 1, ...)`.
+        before: Its values before the last step.
+        rate: Rate of the step.
+        momentum: The first of the optimiser's `betas`.
     """
+    # A mean gradient that is noise has (1 - momentum) / (1 + momentum) of its variance: so large are the steps, and
+    # their sum grows by the square of the rate.
+    gain, part = (1.0 + momentum) / (1.0 - momentum), _TAKEN_AWAY * _STEPS_TOGETHER
+    library = None if is_observed() or type(before) is not torch.Tensor else library_for(values, before)
+    if library is not None and values.is_contiguous() and before.is_contiguous():
+        torch.autograd.graph.increment_version(values)
+        numbers = (gain, rate**2, part)
+        sizes = (len(values), math.prod(values.shape[1:]))
+        library.call("smoe_take_noise", *sizes, values, before, *map(ctypes.c_double, numbers), num_threads())
+        return
     pixels = tuple(range(1, values.dim()))
-    mean = values.float().mean(pixels, keepdim=True)
-    variance = (values - mean).square().mean(pixels, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-    share = (_TAKEN_AWAY * _STEPS_TOGETHER * noise / variance).clamp(max=1.0)
-    values.lerp_(mean.to(values.dtype).expand_as(values), share.to(values.dtype).expand_as(values))
+    noise = gain * (values - before).float().square().mean(pixels, keepdim=True)
+    deviations = values.float() - values.float().mean(pixels, keepdim=True)
+    variance = deviations.square().mean(pixels, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    values.sub_((deviations * (part * noise.clamp(max=rate**2) / variance).clamp(max=1.0)).to(values.dtype))
 
 
 class _Stepping(threading.local):

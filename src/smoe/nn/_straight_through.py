@@ -159,6 +159,17 @@ class _Lesson:
         self, error: torch.Tensor, source: torch.Tensor, compared: tuple[torch.Tensor, ...], is_finite: bool | None
     ) -> list[Any]:
         del is_finite
+        gradients = self._gradients(error, source, compared)
+        # Where a loop asks for the gradients of its parameters only, by `inputs=` or `torch.autograd.grad`, these would
+        # be dropped.
+        is_asked = torch.compiler.is_compiling() or self.trained is None or _is_asked(self.numbers[0])
+        if not is_asked and self.trained is not None and _is_asked(self.trained):
+            for values, found in zip(self.numbers, gradients, strict=True):
+                if found is not None:
+                    values.grad = found if values.grad is None else values.grad + found
+        return gradients
+
+    def _gradients(self, error: torch.Tensor, source: torch.Tensor, compared: tuple[torch.Tensor, ...]) -> list[Any]:
         layer, learner, gate, numbers = self.layer, self.learner, self.layer.gate, self.numbers
         nothing: list[Any] = [None] * len(numbers)
         if self.trained is None:
@@ -190,6 +201,14 @@ class _Lesson:
                     values = values * size
                     total[place] = values if total[place] is None else total[place].add_(values)
         return total
+
+
+def _is_asked(tensor: torch.Tensor) -> bool:
+    """Whether the backward pass that is going on computes the gradient of a tensor."""
+    try:
+        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(tensor).node)  # pyright: ignore[reportAttributeAccessIssue]
+    except RuntimeError:  # of a leaf whose gradient `torch.autograd.grad` returns
+        return True
 
 
 class _FamiliesWithScores(torch.autograd.Function):

@@ -69,7 +69,8 @@ def test_numbers_of_the_gate_are_buffers_that_move_by_a_hundredth_in_each_step()
     before = numbers(net)
     train(net, torch.optim.SGD(net.parameters(), 1e-9), steps=1)
     moved = (numbers(net)["0.gate.embedding.values"] - before["0.gate.embedding.values"]).abs()
-    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-3, atol=0.0)
+    # Less only by a gradient far below the others.
+    assert float(moved.max()) < 0.01001 and float(moved.quantile(0.25)) > 0.0098
 
 
 @pytest.mark.parametrize(
@@ -197,9 +198,13 @@ def test_local_affine_maps_follow_high_rates_other_optimisers_and_requires_grad(
         assert bool((net[0]._affine.scale == 1.0).all())
 
 
-@pytest.mark.parametrize("beta", [0.9, 0.0])
-def test_maps_lose_a_part_of_what_noise_adds_to_them(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("beta", "has_kernel"), [(0.9, True), (0.9, False), (0.0, True)])
+def test_maps_lose_a_part_of_what_noise_adds_to_them(
+    beta: float, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After each fourth step, by the definition with loops; a channel with structure loses nearly nothing."""
+    if not has_kernel:
+        monkeypatch.setattr(_own_steps, "library_for", lambda *tensors: None)
 
     def trained(steps: int) -> Any:
         torch.manual_seed(0)
@@ -250,7 +255,7 @@ def test_scale_of_the_loss_does_not_matter(factor: float) -> None:
     assert_same(*paths, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("loop", ["in halves", "recomputed", "recomputed, reentrant"])
+@pytest.mark.parametrize("loop", ["in halves", "recomputed", "recomputed, reentrant", "inputs", "grad", "looked at"])
 def test_loops_that_take_the_steps_of_a_plain_one(loop: str) -> None:
     plain, other = make_net(), make_net()
     for net in (plain, other):
@@ -263,13 +268,24 @@ def test_loops_that_take_the_steps_of_a_plain_one(loop: str) -> None:
             for part, target in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
                 run = partial(checkpoint, net, use_reentrant="reentrant" in loop) if "recomputed" in loop else net
                 output = (net if net is plain else run)(part.requires_grad_())
-                ((output - target).square().mean() / pieces).backward()  # type: ignore[union-attr]
+                loss = (output - target).square().mean() / pieces  # type: ignore[operator]
+                kind, parameters = loop if net is other else "plain", list(net.parameters())
+                if kind == "looked at":  # gradients that no step is made of
+                    torch.autograd.grad(loss, part, retain_graph=True)
+                    torch.autograd.grad(loss, parameters, retain_graph=True)
+                if kind == "grad":
+                    for parameter, found in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                        parameter.grad = found
+                else:
+                    loss.backward(inputs=parameters if kind == "inputs" else None)
             optimizer.step()
     assert_same(numbers(other), numbers(plain), rtol=1e-3, atol=1e-5)
     assert_same(dict(other.named_parameters()), dict(plain.named_parameters()), rtol=1e-3, atol=1e-5)
 
 
-def test_a_skipped_step_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the forward pass", "before the backward pass"])
+def test_a_skipped_step_leaves_nothing_behind(is_late: bool) -> None:
+    """Wherever a loop calls `zero_grad`; the loss of a generator leaves gradients in its discriminator, too."""
     net, other = make_net(), make_net()
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -279,8 +295,13 @@ def test_a_skipped_step_leaves_nothing_behind() -> None:
     scaler.update()
     assert int(net[0].gate.steps.num_steps) == 0
     net[2].weight._backward_hooks.clear()
-    optimizer.zero_grad()
-    scaler.scale(loss_of(net, 1)).backward()
+    if is_late:
+        loss = loss_of(net, 1)
+        optimizer.zero_grad()
+    else:
+        optimizer.zero_grad()
+        loss = loss_of(net, 1)
+    scaler.scale(loss).backward()
     scaler.step(optimizer)
     assert int(net[0].gate.steps.num_steps) == 1
     train(other, torch.optim.SGD(other.parameters(), 1e-3), steps=1, first=1)
@@ -508,3 +529,32 @@ def test_steps_of_the_kernel_are_those_by_tensors(shape: tuple[int, ...], axis: 
     longer.grad, before = torch.zeros_like(longer), longer.detach().clone()
     steps[1].take([longer], 1e-2, torch.zeros((), dtype=torch.int64))
     assert torch.equal(longer, before)
+
+
+@pytest.mark.parametrize("is_due", [None, torch.ones((), dtype=torch.int64)], ids=["kernel", "tensors"])
+def test_numbers_rest_where_gradients_are_noise_of_what_they_were(is_due: torch.Tensor | None) -> None:
+    """At a tenth of the largest gradient so far they move as fast as ever, at a millionth hardly; by Adam's formula."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.zeros(4, 50).requires_grad_()
+    steps, moved, before = AdamSteps([values]), [], values.detach()
+    expected, largest = torch.zeros(4, 50, dtype=torch.float64), 0.0
+    for phase, size in enumerate((1.0, 0.1, 1e-6)):
+        # So much later that nothing of the earlier gradients is left in the moments.
+        steps.moments.zero_()
+        mean, square = torch.zeros_like(expected), torch.zeros_like(expected)
+        for number in range(50 * phase + 1, 50 * phase + 51):
+            # The first gradient is small, as where the candidates of a family start nearly equal.
+            gradient = size * torch.randn(4, 50, generator=generator) * (1e-3 if number == 1 else 1.0)
+            before = values.detach().clone()
+            values.grad = gradient.clone()
+            steps.take([values], 0.01, is_due)
+            gradient = gradient.double()
+            largest = max(largest, float(gradient.square().mean().sqrt()))
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient.square(), 0.001)
+            root = (square / (1 - 0.999**number)).sqrt()
+            expected -= 0.01 * mean / (1 - 0.9**number) / (root + 1e-3 * largest)
+            torch.testing.assert_close(values.detach().double(), expected, rtol=1e-3, atol=1e-5)
+        moved.append(float((values.detach() - before).square().mean().sqrt()))
+    torch.testing.assert_close(float(steps.units), largest, rtol=1e-5, atol=0.0)
+    assert 0.5 < moved[1] / moved[0] < 3.0 and moved[2] < 3e-3 * moved[0]

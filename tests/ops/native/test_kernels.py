@@ -170,7 +170,8 @@ def test_joint_choices_of_families(instruction_set: str, num_candidates: int) ->
 def test_channels_of_families(instruction_set: str, num_candidates: int) -> None:
     library = open_build(instruction_set)
     wide = [Case(1, 130, 0, 40, (50, 70)), Case(1, 64, 0, 9, (150, 400), (5, 3), 1, "none")]
-    # One vector of channels and two; pairs of samples and one that is left.
+    # One vector of channels, two, and four; pairs of samples and one that is left.
+    wide += [Case(1, 120, 0, 21, (30, 66), (3, 3), 1, "longitude")]
     wide += [Case(1, 16, 0, 16, (9, 40, 70), (3, 3, 3)), Case(3, 33, 0, 20, (4, 20, 66), (3, 3, 3), 1, "circular")]
     for case in [*CORNERS, *random_planes(7, 40), *random_volumes(8, 15), *wide]:
         shape = {"X": num_candidates * case.E, "kernel": (*case.kernel[:-1], 3), "stride": 1}

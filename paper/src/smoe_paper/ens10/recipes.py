@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
-from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum, check_year_ranges
+from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, check_year_ranges
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, ShownMetric, TableSet, make_table
 
 
@@ -102,7 +102,7 @@ class EnsembleRecipe(Recipe):
     data: EnsembleData = field(default_factory=EnsembleData)
     model: EnsembleModel = field(default_factory=UNetModel)
     rule: Rule = ENSEMBLE_RULE
-    optimizer: Adam | SgdMomentum = ENSEMBLE_OPTIMIZER
+    optimizer: Adam = ENSEMBLE_OPTIMIZER
     training: TrainingPlan = ENSEMBLE_TRAINING
 
 

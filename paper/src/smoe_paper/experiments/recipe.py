@@ -24,34 +24,11 @@ class Adam:
     gate_lr: float | None = None  # Learning rate of the gates; None for `lr`.
 
     def __post_init__(self) -> None:
-        _check_not_negative(self, "lr", "eps", "l2", "gate_lr")
-
-
-@dataclass(frozen=True)
-class SgdMomentum:
-    """Stochastic gradient descent with momentum, as torchvision trains ResNets."""
-
-    lr: float = 0.5  # Learning rate.
-    momentum: float = 0.9  # Share of the last step that is added to the next.
-    # Weight decay of all parameters but those of norms and gates. A gate is left out: scores that shrink together
-    # would change which expert is selected.
-    weight_decay: float = 2e-5
-    # Learning rate of the gates; None for `lr`. The gradient of the RC loss is a mean over all scores of a gate: rate x
-    # layers that share the gate / its scores should be about 4e-4 with momentum 0.9.
-    gate_lr: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_not_negative(self, "lr", "weight_decay", "gate_lr")
-        if not 0.0 <= self.momentum < 1.0:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-
-
-def _check_not_negative(options: Adam | SgdMomentum, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        # `not >=` refuses NaN too.
-        if value is not None and not value >= 0.0:
-            raise ValueError(f"{name} must not be negative, got {value}")
+        for name in ("lr", "eps", "l2", "gate_lr"):
+            value = getattr(self, name)
+            # `not >=` refuses NaN too.
+            if value is not None and not value >= 0.0:
+                raise ValueError(f"{name} must not be negative, got {value}")
 
 
 @dataclass(frozen=True)
@@ -91,13 +68,15 @@ class Recipe:
     rule: Rule = field(default_factory=RoutingClassification.paper)
     damping: Damping | None = None
     auxiliary: AuxiliaryLosses = field(default_factory=AuxiliaryLosses)
-    optimizer: Adam | SgdMomentum = field(default_factory=Adam)
+    optimizer: Adam = field(default_factory=Adam)
     training: TrainingPlan = field(default_factory=TrainingPlan)
     seed: int = 0
 
     def plain(self) -> dict[str, Any]:
         """Every field and the name of the experiment, as dictionaries, lists, numbers and text."""
-        return {"experiment": self.experiment, **to_plain(self)}
+        plain = {"experiment": self.experiment, **to_plain(self)}
+        # Stored runs name the optimiser, of which there were two.
+        return {**plain, "optimizer": {"type": "Adam", **plain["optimizer"]}}
 
     def pretraining(self) -> Recipe | None:
         """What is trained before, with whose best weights the training begins; None for random weights."""

@@ -24,7 +24,7 @@ from smoe.training.task import Collate, Metric, Task, evaluate, make_accelerator
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.baselines.routing_losses import ScoreGate, auxiliary_loss
 from smoe_paper.experiments.experiment import experiment_of
-from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, GateOptions, Recipe, SgdMomentum
+from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, GateOptions, Recipe
 
 
 class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
@@ -172,56 +172,33 @@ def start_layer(layer: nn.SpatialMoE2d, gates: GateOptions, start: Start) -> Non
         layer.gate.requires_grad_(False)
 
 
-# As torchvision has them.
-_NORMS = (
-    torch.nn.modules.batchnorm._BatchNorm,
-    torch.nn.modules.instancenorm._InstanceNorm,
-    torch.nn.LayerNorm,
-    torch.nn.GroupNorm,
-)
 _WITH_KERNELS = (nn.GridConv2d, nn.SpatialMoE2d, LowRankLocal2d)
 
 
-def build_optimizer(
-    model: torch.nn.Module, options: Adam | SgdMomentum, *, is_fused: bool = False
-) -> torch.optim.Optimizer:
+def build_optimizer(model: torch.nn.Module, options: Adam, *, is_fused: bool = False) -> torch.optim.Optimizer:
     """The optimiser of a recipe, with a named group for each kind of parameters that has settings of its own.
 
-    SGD's weight decay is for `weights`, neither for `norms` nor for `gates`. Adam's penalty `l2 * sum(w^2)` of the
-    `kernels` has the gradient `2 l2 w`, and Adam's weight decay adds exactly this to a gradient (AdamW's does not: it
-    does not pass through Adam's averages). Where all kinds have the same settings there is one group, `all`: several
-    groups take a small model longer than its forward pass.
+    The penalty `l2 * sum(w^2)` of the `kernels` has the gradient `2 l2 w`, and Adam's weight decay adds exactly this to
+    a gradient (AdamW's does not: it does not pass through Adam's averages). Where all kinds have the same settings
+    there is one group, `all`: several groups take a small model longer than its forward pass.
     """
     gates: dict[str, float] = {} if options.gate_lr is None else {"lr": options.gate_lr}
-    members = {"gates": _parameters_of(model, nn.SpatialGate)}
-    if isinstance(options, SgdMomentum):
-        members["norms"] = _parameters_of(model, *_NORMS)
-        settings = {"weights": {"weight_decay": options.weight_decay}, "norms": {}, "gates": gates}
-        groups = _groups(model, settings, members)
-        return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, weight_decay=0.0)
-    members["kernels"] = {id(module.weight) for module in model.modules() if isinstance(module, _WITH_KERNELS)}
+    scored = (module for module in model.modules() if isinstance(module, nn.SpatialGate))
+    members = {
+        "gates": {id(parameter) for gate in scored for parameter in gate.parameters()},
+        "kernels": {id(module.weight) for module in model.modules() if isinstance(module, _WITH_KERNELS)},
+    }
     settings = {"others": {}, "kernels": {"weight_decay": 2.0 * options.l2} if options.l2 else {}, "gates": gates}
     if not any(settings.values()):
         settings, members = {"all": {}}, {}
-    groups = _groups(model, settings, members)
-    return torch.optim.Adam(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=is_fused)
-
-
-def _groups(
-    model: torch.nn.Module, settings: dict[str, dict[str, float]], members: dict[str, set[int]]
-) -> list[dict[str, Any]]:
-    """Groups of the learning parameters; those of no kind's members belong to the first kind."""
+    # Groups of the learning parameters; those of no kind's members belong to the first kind.
     of_kind: dict[str, list[torch.nn.Parameter]] = {kind: [] for kind in settings}
     for parameter in model.parameters():
         if parameter.requires_grad:
             kind = next((kind for kind, found in members.items() if id(parameter) in found), next(iter(settings)))
             of_kind[kind].append(parameter)
-    return [{"params": found, "name": kind, **settings[kind]} for kind, found in of_kind.items() if found]
-
-
-def _parameters_of(model: torch.nn.Module, *kinds: type[torch.nn.Module]) -> set[int]:
-    modules = (module for module in model.modules() if isinstance(module, kinds))
-    return {id(parameter) for module in modules for parameter in module.parameters()}
+    groups = [{"params": found, "name": kind, **settings[kind]} for kind, found in of_kind.items() if found]
+    return torch.optim.Adam(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=is_fused)
 
 
 def assemble_task(

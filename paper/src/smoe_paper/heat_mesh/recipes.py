@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from smoe.rules import Frozen, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
-from smoe_paper.experiments.recipe import Adam, Recipe, SgdMomentum
+from smoe_paper.experiments.recipe import Adam, Recipe
 from smoe_paper.experiments.tables import Scale, ShownMetric, TableSet, make_table
 from smoe_paper.heat.recipes import HEAT_TRAINING
 
@@ -70,7 +70,7 @@ class MeshRecipe(Recipe):
     model: MeshModel = field(default_factory=MeshMoEModel)
     rule: Rule = field(default_factory=StraightThrough)
     # Adam's rate of the plane is for ten times as many steps.
-    optimizer: Adam | SgdMomentum = field(default_factory=lambda: Adam(lr=1e-2))
+    optimizer: Adam = field(default_factory=lambda: Adam(lr=1e-2))
     training: TrainingPlan = MESH_TRAINING
 
 

@@ -14,7 +14,7 @@ from smoe.options import Combiner, Order
 from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
-from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum
+from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, ShownMetric, TableSet, make_table
 
 ImageSetName = Literal["mnist", "fashion-mnist", "cifar10"]
@@ -220,7 +220,7 @@ class ImageRecipe(Recipe):
     data: ImageData = field(default_factory=ImageData)
     model: ImageModel = field(default_factory=ConvClassifierModel)
     rule: Rule = field(default_factory=RoutingClassification.released)
-    optimizer: Adam | SgdMomentum = IMAGE_OPTIMIZER
+    optimizer: Adam = IMAGE_OPTIMIZER
     training: TrainingPlan = IMAGE_TRAINING
 
 

@@ -11,7 +11,7 @@ from smoe.options import Combiner
 from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import Experiment
-from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum, check_year_ranges
+from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, check_year_ranges
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet, make_table
 
 
@@ -148,7 +148,7 @@ class WeatherRecipe(Recipe):
     model: WeatherModel = field(default_factory=ResNetModel)
     # The paper's text; the setting of the heat experiment (0.3, 0.0) would zero most of the error of every layer.
     rule: Rule = field(default_factory=RoutingClassification.paper)
-    optimizer: Adam | SgdMomentum = WEATHER_OPTIMIZER
+    optimizer: Adam = WEATHER_OPTIMIZER
     training: TrainingPlan = SMOE_TRAINING
 
     def pretraining(self) -> WeatherRecipe | None:

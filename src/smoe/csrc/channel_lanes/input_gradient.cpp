@@ -36,7 +36,7 @@ using expert_lists::round_up;
 
 constexpr int kPixels = kRegisterLanes == 16 ? 5 : 3;
 constexpr int kColumns = 3;
-constexpr int64_t kWeightBytes = 20 << 10;  // of a block of slots: a part of L1
+constexpr int64_t kWeightBytes = 28 << 10;  // of a block of slots: a part of L1
 constexpr int64_t kBandFloats = 192 << 10;  // of a band: a part of L2
 
 inline Register load_register(const float* source) {
@@ -93,8 +93,8 @@ void add_slots(const Signal<int32_t>& signal, const float* weights, int64_t slot
 }
 
 #if defined(__AVX512F__)
-// The same for two candidates and three rows, in one or two vectors of channels, by blends; a choice is a mask of all
-// lanes or of none. In assembly, because GCC moves masks and sums in and out of registers.
+// The same for two candidates and three rows, in one, two or four vectors of channels, by blends; a choice is a mask of
+// all lanes or of none. In assembly, because GCC moves masks and sums in and out of registers.
 // clang-format off
 #define SMOE_MEET(gradients, choices)                                                                           \
     "kmovw 0" choices ", %%k1\n\tkmovw 2" choices ", %%k2\n\tkmovw 4" choices ", %%k3\n\t"                      \
@@ -172,6 +172,46 @@ void add_slots(const Signal<int32_t>& signal, const float* weights, int64_t slot
     "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", \
     "xmm30", "xmm31"
 
+// In four vectors: a mask serves twice as many blends.
+#define SMOE_MEET_WIDE(gradients, choices)                                                                      \
+    "kmovw 0" choices ", %%k1\n\tkmovw 2" choices ", %%k2\n\tkmovw 4" choices ", %%k3\n\t"                      \
+    "kmovw 6" choices ", %%k4\n\tkmovw 8" choices ", %%k5\n\tkmovw 10" choices ", %%k6\n\t"                     \
+    "kmovw 12" choices ", %%k7\n\t"                                                                             \
+    "vbroadcastss 0" gradients ", %%zmm20\n\tvbroadcastss 4" gradients ", %%zmm21\n\t"                          \
+    "vbroadcastss 8" gradients ", %%zmm22\n\tvbroadcastss 12" gradients ", %%zmm23\n\t"                         \
+    "vbroadcastss 16" gradients ", %%zmm24\n\tvbroadcastss 20" gradients ", %%zmm25\n\t"                        \
+    "vbroadcastss 24" gradients ", %%zmm26\n\t"
+#define SMOE_WIDE_VECTOR(tap, place, s0, s1, s2, s3, s4, k0, k1, k2, k3, k4, x0, x1, x2, x3, x4)                \
+    "vmovaps 256*" #tap "+" #place "(%[weights]), %%zmm27\n\t"                                                  \
+    "vmovaps 256*" #tap "+" #place "+2304(%[weights]), %%zmm28\n\t"                                             \
+    SMOE_BLEND(29, 27, 28, k0) SMOE_BLEND(30, 27, 28, k1) SMOE_BLEND(31, 27, 28, k2)                            \
+    SMOE_ADD(s0, 29, x0) SMOE_ADD(s1, 30, x1) SMOE_ADD(s2, 31, x2)                                              \
+    SMOE_BLEND(29, 27, 28, k3) SMOE_BLEND(30, 27, 28, k4) SMOE_ADD(s3, 29, x3) SMOE_ADD(s4, 30, x4)
+#define SMOE_WIDE_TAP(tap, ...)                                                                                 \
+    SMOE_WIDE_VECTOR(tap, 0, 0, 4, 8, 12, 16, __VA_ARGS__) SMOE_WIDE_VECTOR(tap, 64, 1, 5, 9, 13, 17, __VA_ARGS__) \
+    SMOE_WIDE_VECTOR(tap, 128, 2, 6, 10, 14, 18, __VA_ARGS__) SMOE_WIDE_VECTOR(tap, 192, 3, 7, 11, 15, 19, __VA_ARGS__)
+#define SMOE_WIDE_ROW(gradients, choices, tap0, tap1, tap2) SMOE_MEET_WIDE(gradients, choices)                  \
+    SMOE_WIDE_TAP(tap0, 1, 2, 3, 4, 5, 20, 21, 22, 23, 24) SMOE_WIDE_TAP(tap1, 2, 3, 4, 5, 6, 21, 22, 23, 24, 25) \
+    SMOE_WIDE_TAP(tap2, 3, 4, 5, 6, 7, 22, 23, 24, 25, 26)
+#define SMOE_WIDE_ALL(DO) SMOE_ALL(DO) DO(10) DO(11) DO(12) DO(13) DO(14) DO(15) DO(16) DO(17) DO(18) DO(19)
+
+void add_slots_wide(const Signal<uint16_t>& signal, const float* weights, int64_t slots, float* sums) {
+    const float* gradients = signal.gradients;
+    const uint16_t* choices = signal.choices;
+    __asm__ volatile(
+        SMOE_WIDE_ALL(SMOE_LOAD)
+        ".p2align 6\n1:\n\t"
+        SMOE_WIDE_ROW("(%[gradients])", "(%[choices])", 0, 1, 2)
+        SMOE_WIDE_ROW("(%[gradients],%[row],4)", "(%[choices],%[row],2)", 3, 4, 5)
+        SMOE_WIDE_ROW("(%[gradients],%[row],8)", "(%[choices],%[row],4)", 6, 7, 8)
+        "lea (%[gradients],%[slot],4), %[gradients]\n\tlea (%[choices],%[slot],2), %[choices]\n\t"
+        "add $256*18, %[weights]\n\tdec %[slots]\n\tjnz 1b\n\t"
+        SMOE_WIDE_ALL(SMOE_STORE)
+        : [gradients] "+r"(gradients), [choices] "+r"(choices), [weights] "+r"(weights), [slots] "+r"(slots)
+        : [row] "r"(signal.row_pitch), [slot] "r"(signal.slot_pitch), [sums] "r"(sums)
+        : SMOE_REGISTERS);
+}
+
 void add_slots_thin(const Signal<uint16_t>& signal, const float* weights, int64_t slots, float* sums) {
     const float* gradients = signal.gradients;
     const uint16_t* choices = signal.choices;
@@ -233,6 +273,7 @@ template <int kVectors>
 void add_slots(const Signal<uint16_t>& signal, const float* weights, int64_t slots, int64_t, int64_t, float* sums) {
     if (kVectors == 1) add_slots_thin(signal, weights, slots, sums);
     if (kVectors == 2) add_slots_3x3(signal, weights, slots, sums);
+    if (kVectors == 4) add_slots_wide(signal, weights, slots, sums);
 }
 #endif
 
@@ -256,7 +297,9 @@ class InputGradient {
           pitch_(g_.width + kColumns - 1),
           left_(kColumns - 1 - g_.column_padding) {
         const int64_t vectors = ceil_divide(g_.channels, kRegisterLanes);
-        vectors_ = kIsBlended ? std::min<int64_t>(vectors, 2) : ceil_divide(vectors, ceil_divide(vectors, 4));
+        // Two vectors leave registers for a pair of samples.
+        const int64_t blended = g_.batch == 1 && vectors % 4 == 0 ? 4 : std::min<int64_t>(vectors, 2);
+        vectors_ = kIsBlended ? blended : ceil_divide(vectors, ceil_divide(vectors, 4));
         together_ = kIsBlended && vectors_ == 2 ? std::min<int64_t>(g_.batch, 2) : 1;
         tap_ = vectors_ * kRegisterLanes;
         blocks_ = ceil_divide(g_.channels, tap_);
