@@ -76,7 +76,7 @@ BLOCKS = (
     ),
     Block(
         *("Parts", ("two layers", "filters only", "advection", "automaton", "denoising"), (*FEW, *PARTS)),
-        *([Course(rate=1e-3), Course(rate=1e-2)], 5),
+        *([Course(rate=1e-3), Course(rate=1e-2)], 8),
         text="*Shuffled choice*: what a trained default chose, at other pixels; filters and affine maps are trained "
         "anew. *Frozen*, *shuffled*: with local affine, as the default.",
     ),
@@ -93,7 +93,7 @@ BLOCKS = (
     Block(
         *("Planted, longer", ("one layer", "two layers", "three layers", "classification")),
         (*FEW, "LCN", "default, three candidates", "true regions"),
-        *([Course(rate=1e-2, num_steps=1000, cosine=True), Course("sgd", 0.1, num_steps=1000)], 4),
+        *([Course(rate=1e-2, num_steps=1000, cosine=True), Course("sgd", 0.1, num_steps=1000)], 8),
     ),
     Block(
         *("Other loops", ("two layers", "advection", "denoising"), FEW),
@@ -104,15 +104,15 @@ BLOCKS = (
             Course(rate=1e-3, batch=32),
             Course(rate=1e-2, cosine=True),
         ],
-        4,
+        8,
     ),
     Block(
         *("Fine-tuning", ("two layers", "advection", "denoising"), ("convolution", "default")),
-        *([Course(rate=1e-4), Course(rate=1e-3)], 5),
+        *([Course(rate=1e-4), Course(rate=1e-3)], 8),
         continues=True,
         text="The plain network is trained for 600 steps of AdamW 3e-3, then further as it is or converted.",
     ),
-    Block("Samples", ("advection", "two layers"), FEW, [Course(rate=3e-3)], 4, SIZES),
+    Block("Samples", ("advection", "two layers"), FEW, [Course(rate=3e-3)], 8, SIZES),
 )
 
 
@@ -122,12 +122,14 @@ class LearnOptions:
 
     Attributes:
         names: Words that the titles of parts of the table contain; all parts if none is given.
+        students: Names of students; all if none is given.
         output: Markdown file of the table; a .jsonl beside it holds the rows.
         num_seeds: Seeds at most.
         num_steps: Training steps at most.
     """
 
     names: tuple[str, ...] = ()
+    students: tuple[str, ...] = ()
     output: Path = Path("paper/results/bench/learn.md")
     num_seeds: int = 10
     num_steps: int = 1000
@@ -160,21 +162,23 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 class _Lot(NamedTuple):
-    """All students of a block on one task in one course with one seed."""
+    """Students of a block on one task in one course with one seed."""
 
     block: Block
     task: str
     course: Course
     size: int
     seed: int
+    students: Sequence[str]
 
     @property
     def cells(self) -> list[dict[str, Any]]:
         """What identifies the rows."""
-        block, task, course, size, seed = self
+        block, task, course, size, seed, _ = self
         cell = {"block": block.title, "task": task, "course": course.name, "size": size, "seed": seed}
         has_regions = task in PLANTED
-        return [{**cell, "student": student} for student in block.students if has_regions or student != "true regions"]
+        students = [each for each in block.students if not self.students or each in self.students]
+        return [{**cell, "student": student} for student in students if has_regions or student != "true regions"]
 
     def measure(self, known: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
         """The rows that are not known."""
@@ -193,7 +197,8 @@ def _lots(options: LearnOptions) -> Iterator[_Lot]:
                     for size in block.sizes:
                         for course in block.courses:
                             steps = min(course.num_steps, options.num_steps)
-                            yield _Lot(block, task, course._replace(num_steps=steps), size, seed)
+                            course_here = course._replace(num_steps=steps)
+                            yield _Lot(block, task, course_here, size, seed, options.students)
 
 
 def _is_wanted(title: str, words: Iterable[str]) -> bool:
