@@ -80,10 +80,9 @@ class FamilyMoE2d(nn.Module):
 
     The score of a candidate is the product of its key and the pixel's embedding, plus noise in training. The candidates
     of a family start equal: the layer is a convolution. Each output channel and pixel has a scale and an offset. Keys
-    and embedding are buffers, which no optimiser of the user changes. They learn by steps of 0.1 in units of the
-    scores: call `step_gate` after the optimiser's step. (The layer of the library needs no call, and takes smaller
-    steps where a schedule ends.) Their lengths are bounded: no score leads by so much that the others have no
-    gradient. E is `out_channels`, at least 2, K is `num_candidates`; a key and an embedding have `rank` numbers.
+    and embedding are buffers, which learn by steps of 0.1 in units of the scores: call `step_gate` after the optimiser's
+    step. (The library's layer needs no call, and takes smaller steps where a schedule ends.) Their lengths are bounded:
+    no score leads by so much that the others have no gradient. E is `out_channels`, at least 2, K `num_candidates`.
     """
 
     keys: torch.Tensor
@@ -108,11 +107,13 @@ class FamilyMoE2d(nn.Module):
         keys = torch.randn(out_channels, num_candidates, rank) / rank**0.5
         self.register_buffer("keys", keys.requires_grad_())
         self.register_buffer("embedding", (torch.randn(rank, *spatial_shape) * 0.1 / scale).requires_grad_())
-        self.own_optimizer = torch.optim.Adam([self.keys, self.embedding], lr=0.1 / scale, eps=1e-12)
+        self.own_optimizer = torch.optim.Adam([{"params": [self.keys]}, {"params": [self.embedding]}], lr=0.1 / scale)
         self.mean: torch.Tensor | None = None
 
     def step_gate(self) -> None:
         """One step of the gate, by the gradients of all backward passes since the last one."""
+        for group in self.own_optimizer.param_groups:  # numbers rest where nothing is left of their largest gradient
+            group["eps"] = max(group["eps"], 1e-3 * float(group["params"][0].grad.square().mean().sqrt()))
         self.own_optimizer.step()
         self.own_optimizer.zero_grad()
         with torch.no_grad():
@@ -129,8 +130,7 @@ class FamilyMoE2d(nn.Module):
         outputs = F.conv2d(input, self.weight.flatten(0, 1), bias.flatten(), padding=1).unflatten(1, scores.shape[:2])
         chosen = (scores + noise).argmax(dim=1, keepdim=True)
         selected = outputs.gather(2, chosen.expand(len(input), -1, -1, -1, -1))[:, :, 0]
-        selected = _StraightThrough.apply(selected, scores, outputs.detach())
-        return self.offset + self.scale * selected  # type: ignore[operator]
+        return self.offset + self.scale * _StraightThrough.apply(selected, scores, outputs.detach())  # type: ignore
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -1,4 +1,4 @@
-// A step of Adam of some numbers in units of their first gradient, and a bound of their vectors: `Steps` of
+// A step of Adam of some numbers in units of their largest gradient, and a bound of their vectors: `AdamSteps` of
 // nn/_own_steps.py says why.
 //
 // Sums are made of those of stretches, in their order: they do not depend on the number of threads.
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kStretch = 4096;
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999;
-constexpr float kEpsilon = 1e-12f;
+constexpr float kEpsilon = 1e-3f;
 constexpr int64_t kTogether = 64;  // neighbours whose vectors are measured at once
 
 double sum_of_squares(const float* values, int64_t count) {
@@ -30,7 +30,7 @@ double sum_of_squares(const float* values, int64_t count) {
     return sum;
 }
 
-// `unit` is 0 at first; `step` counts this step too.
+// `unit`, the largest root mean square of a gradient so far, is 0 at first; `step` counts this step too.
 void take_step(int64_t size, float* values, const float* gradient, float* mean, float* square, float* unit, double step,
                double rate, int64_t threads) {
     const int64_t num_stretches = (size + kStretch - 1) / kStretch;
@@ -42,7 +42,9 @@ void take_step(int64_t size, float* values, const float* gradient, float* mean, 
     }
     const double found = std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0) / static_cast<double>(size));
     if (!std::isfinite(found)) return;
-    if (*unit == 0.0f) *unit = static_cast<float>(found);
+    // Moments are in the unit, too.
+    const float shrink = found > *unit ? static_cast<float>(*unit / found) : 1.0f;
+    if (found > *unit) *unit = static_cast<float>(found);
     if (*unit == 0.0f) return;
     const float scale = 1.0f / *unit;
     const float move = static_cast<float>(rate / (1.0 - std::pow(kBeta1, step)));
@@ -54,8 +56,9 @@ void take_step(int64_t size, float* values, const float* gradient, float* mean, 
 #pragma omp simd
         for (int64_t i = begin; i < end; ++i) {
             const float error = gradient[i] * scale;
-            const float first = mean[i] + share1 * (error - mean[i]);
-            const float second = square[i] + share2 * (error * error - square[i]);
+            const float old_mean = mean[i] * shrink, old_square = square[i] * shrink * shrink;
+            const float first = old_mean + share1 * (error - old_mean);
+            const float second = old_square + share2 * (error * error - old_square);
             mean[i] = first;
             square[i] = second;
             values[i] -= move * first / (std::sqrt(second) * root + kEpsilon);

@@ -32,9 +32,10 @@ from smoe.ops._operators import is_observed, library_for, num_threads
 if TYPE_CHECKING:
     from smoe.nn._routed_layer import RoutedLayer
 
-# Decay of the mean gradient and of its mean square, and what is added to the root of the latter.
+# Decay of the mean gradient and of its mean square, and what is added to the root of the latter: where gradients are
+# a thousandth of the largest so far, nothing is left to learn, and what is left of them is noise.
 _BETAS = (0.9, 0.999)
-_EPSILON = 1e-12
+_EPSILON = 1e-3
 # Part of the highest learning rate so far below which own steps become smaller with it.
 _LAST_PART = 1.0 / 3.0
 # Learning rate of local affine maps, at least, where the rate of the user is that of an optimiser of Adam's kind.
@@ -49,7 +50,9 @@ _modules: weakref.WeakValueDictionary[int, SelfOptimizing] = weakref.WeakValueDi
 
 
 class AdamSteps(StatefulModule):
-    """State of the steps of some tensors: Adam in units of the first gradient, so that no scale has an effect.
+    """State of the steps of some tensors: Adam in units of the largest gradient so far, so that no scale has an effect.
+
+    Numbers come to rest where their gradients are far below this unit.
 
     Args:
         numbers: The tensors.
@@ -89,7 +92,11 @@ class AdamSteps(StatefulModule):
             if values.grad is None:
                 continue
             size_found = torch.linalg.vector_norm(values.grad) / math.sqrt(max(1, values.numel()))
-            unit.copy_(torch.where(unit == 0.0, size_found.nan_to_num(0.0, 0.0, 0.0), unit))
+            largest = torch.maximum(unit, size_found.nan_to_num(0.0, 0.0, 0.0))
+            shrink = torch.where(largest > 0.0, unit / largest, 1.0)  # the moments are in the unit, too
+            mean.mul_(shrink)
+            square.mul_(shrink).mul_(shrink)
+            unit.copy_(largest)
             # No step by a gradient that is not finite, nor by zeros that no other gradient came before.
             is_skipped = (unit == 0.0) | (size_found - size_found != 0.0)
             if is_due is not None:
