@@ -15,17 +15,18 @@ import smoe
 from gridded_files import cosines, regional
 from smoe.cli.main import main
 from smoe.errors import DataError, SmoeError
-from smoe.regression._ladder import COMBINATION, TimeBasis
+from smoe.regression._ladder import COMBINATION, DAMPED, MEAN_ERROR, PERSISTENCE, RIDGE, TimeBasis
 from smoe.regression._ladder_fit import (
     NormalEquations,
+    _best_shares,
+    _combine,
     candidate_bases,
-    earned_share,
     mesh_neighbours,
     ring_neighbours,
 )
 from smoe.regression._options import RegressorOptions
 from smoe.regression._scores import MEAN_OF_ROWS, TREES
-from smoe.regression._training import _beyond, _errors_without_shift
+from smoe.regression._training import _beyond, _earned_share, _errors_without_shift
 
 MONTHS = (np.datetime64("1990-01") + np.arange(180)).astype("datetime64[ns]") + np.timedelta64(14, "D")
 QUIET: dict[str, Any] = {"device": "cpu", "progress": False}
@@ -219,12 +220,35 @@ def test_a_shift_of_all_times_is_no_evidence_for_a_net() -> None:
 def test_a_share_is_earned_by_how_sure_a_gain_is() -> None:
     # The mean over its standard error: 1 / (sqrt(2 / 3) / sqrt(4)).
     gains = np.asarray([0.0, 1.0, 1.0, 2.0, np.nan])
-    assert earned_share(gains, 0.1) == pytest.approx(0.1 + 0.25 * 6.0**0.5)
-    assert earned_share(1e6 * gains, 0.1) == pytest.approx(earned_share(gains, 0.1))
-    assert earned_share(-gains, 0.7) == pytest.approx(0.7 - 0.25 * 6.0**0.5)
-    assert earned_share(np.ones(5), 0.3) == 1.0 and earned_share(-np.ones(5), 0.3) == 0.0
+    assert _earned_share(gains, 0.1) == pytest.approx(0.1 + 0.25 * 6.0**0.5)
+    assert _earned_share(1e6 * gains, 0.1) == pytest.approx(_earned_share(gains, 0.1))
+    assert _earned_share(-gains, 0.7) == pytest.approx(0.7 - 0.25 * 6.0**0.5)
+    assert _earned_share(np.ones(5), 0.3) == 1.0 and _earned_share(-np.ones(5), 0.3) == 0.0
     # Nothing gained leaves the prior share; one block is no evidence at all.
-    assert earned_share(np.zeros(5), 0.3) == 0.3 and earned_share(np.ones(1), 0.3) == 0.0
+    assert _earned_share(np.zeros(5), 0.3) == 0.3 and _earned_share(np.ones(1), 0.3) == 0.0
+
+
+def test_the_combination_is_half_the_best_shares_and_half_what_is_expected() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        errors = generator.normal(size=(3, 40)) * generator.uniform(0.5, 3.0, (3, 1)) + generator.normal(size=40)
+        found, products = _best_shares(errors @ errors.T), errors @ errors.T
+        steps = np.linspace(0.0, 1.0, 41)
+        tried = [np.asarray([one, other, 1.0 - one - other]) for one in steps for other in steps if one + other <= 1.0]
+        assert found.min() >= 0.0 and found.sum() == pytest.approx(1.0)
+        assert found @ products @ found <= min(each @ products @ each for each in tried) * (1.0 + 1e-6)
+    names, counts = [PERSISTENCE, MEAN_ERROR, DAMPED, RIDGE], np.ones((6, 1))
+
+    def weights(*sizes: float) -> dict[str, float]:
+        products = np.diag(np.square(sizes))[None, None].repeat(6, axis=0)
+        return {name: float(weight[0]) for name, weight in _combine(names, products, counts)[1].items()}
+
+    # Of errors that have nothing in common, the best shares are as one over their squares.
+    even = weights(2.0, 2.0, 2.0, 1.0)
+    expected = {PERSISTENCE: 1 / 14 + 0.025, MEAN_ERROR: 1 / 14 + 0.025, DAMPED: 1 / 14, RIDGE: 2 / 7 + 0.45}
+    assert even == pytest.approx(expected, abs=1e-3)
+    # A ridge regression that is nearly right is not spoilt by what is expected of others.
+    assert weights(100.0, 100.0, 100.0, 1.0) == {}
 
 
 def test_a_block_is_predicted_by_a_fit_that_has_not_seen_it() -> None:
@@ -302,7 +326,7 @@ def test_intervals_cover_what_they_say(objective: str) -> None:
     else:
         low, high = (predicted["t2m"].sel(quantile=level) for level in (0.1, 0.9))
         inside = (truth > low) & (truth < high)
-    covered = float(inside.sel(time=truth["time"]).mean())
+    covered = float(inside.sel(time=truth["time"]).weighted(cosines(y["lat"])).mean())
     assert 0.75 < covered < 0.85
     table = model.score(y, y)
     assert f"the 80 % interval covers {100 * covered:.0f} % of t2m in this period" in table.notes
@@ -315,8 +339,8 @@ def test_intervals_cover_what_they_say(objective: str) -> None:
 
 
 def test_an_interval_is_as_wide_as_the_last_block_needs() -> None:
-    assert _beyond([0.0, 0.0, 0.1, 1.8, 2.2]) == 2.2  # errors that grow
-    assert _beyond([2.2, 1.8, 1.0, 1.0]) == pytest.approx(1.5 + 0.6 * 1.25**0.5)
+    assert _beyond([2.2, 1.8, 1.0, 1.0]) == pytest.approx(0.65 * 1.5 + 0.35 * 1.0 + 0.25 * 0.6 * 1.25**0.5)
+    assert _beyond([0.0, 1.0, 2.0]) > _beyond([2.0, 1.0, 0.0])  # errors that grow
 
 
 def test_a_combination_is_weighted_by_errors_that_were_not_fitted() -> None:

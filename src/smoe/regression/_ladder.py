@@ -264,10 +264,7 @@ class Ladder:
             output, level = self._regress(self._dynamic(inputs), starts, valid, lead, regressions)
             found |= {name: each if name == CLIMATOLOGY else each + level for name, each in output.items()}
         if COMBINATION in names:
-            members = [weight[:, None] * found[name] for name, weight in self.weights.items()]
-            # As a member of a combination the climatology moves with the level, too.
-            members.append(self.weights.get(CLIMATOLOGY, np.zeros(1))[:, None] * level)
-            found[COMBINATION] = np.asarray(sum(members))
+            found[COMBINATION] = np.asarray(sum(weight[:, None] * found[name] for name, weight in self.weights.items()))
         shape = (len(inputs), len(self.target_mean), *inputs.shape[2:])
         return {name: np.asarray(found[name], np.float32).reshape(shape) for name in names}
 

@@ -28,7 +28,7 @@ from smoe.regression._fitted import (
     split_gaussian,
 )
 from smoe.regression._ladder import Ladder, Spread, TimeBasis
-from smoe.regression._ladder_fit import FittedLadders, earned_share
+from smoe.regression._ladder_fit import FittedLadders
 from smoe.regression._nets import Regression
 from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, Objective, RegressorOptions
 from smoe.regression._preparation import GridSamples, Prepared
@@ -270,8 +270,8 @@ def _find_spread(
 ) -> Spread:  # fmt: skip
     """How errors in units of each pixel's spread, `(N, K, n)`, are distributed: by season, and in all blocks of times.
 
-    A time that is still to come is a block of its own: what it needs is not what all errors together need, but that and
-    the deviation between blocks.
+    A time that is still to come is a block of its own: what it needs is not what all errors together need, but more, as
+    blocks differ.
     """
     num_targets = deviations.shape[1]
     squares = np.nanmean(np.square(deviations, dtype=np.float64), axis=2)
@@ -301,14 +301,17 @@ def _by_block(deviations: np.ndarray, block: np.ndarray) -> list[np.ndarray]:
     return [each for each in parts if np.isfinite(each).any()]
 
 
-def _beyond(of_blocks: Sequence[float] | np.ndarray) -> float:
-    """The quantile of a block to come, from those of other blocks: their mean, and a standard deviation of one more.
+# Weight of the validation period beside the mean of all blocks, and part of the standard deviation of one more block
+# that a quantile is moved by: of 55 targets of real data that are none of the benchmark's, 64 % have 75 to 85 % of the
+# test period in the 80 % interval; with a whole standard deviation 35 %, most of the others having more.
+_LAST, _MARGIN = 0.35, 0.25
 
-    At least that of the last block, the validation period: where errors grow with time, it is the nearest.
-    """
+
+def _beyond(of_blocks: Sequence[float] | np.ndarray) -> float:
+    """The quantile of a block to come, from those of other blocks, the last of which is the validation period."""
     count = len(of_blocks)
     spread = float(np.std(of_blocks, ddof=1)) * (1.0 + 1.0 / count) ** 0.5 if count > 1 else 0.0
-    return max(float(np.mean(of_blocks)) + spread, float(of_blocks[-1]))
+    return (1.0 - _LAST) * float(np.mean(of_blocks)) + _LAST * float(of_blocks[-1]) + _MARGIN * spread
 
 
 def _empty_like(values: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -423,9 +426,9 @@ def judge(
         else:
             prior, evidence = _PRIOR_OF_FOLDS, [_fold_gains(folded, unseen, base, weights, options)] * len(means)
         for k in range(truth.shape[1]):
-            sure = [earned_share(_gains(of_means[0], each, blocks)[:, k], 0.0) for each in of_means]
+            sure = [_earned_share(_gains(of_means[0], each, blocks)[:, k], 0.0) for each in of_means]
             chosen = int(np.argmax(sure)) if max(sure) > _SURE else 0
-            share = earned_share(evidence[chosen][:, k], prior)
+            share = _earned_share(evidence[chosen][:, k], prior)
             for name in members[chosen]:
                 shares[name][k] = share / len(members[chosen])
         mixed = errors_of(mix(values, shares))
@@ -439,6 +442,18 @@ def judge(
         after, before = (_width(each, truth, options) for each in (mix(values, shares), of_base))
         widen = np.clip(after / np.maximum(before, 1e-30), 0.5, 2.0).astype(np.float32)
     return Judgement(shares, widen, ratios, _verdict(shares, errors, base.name, options, is_own=is_own))
+
+
+def _earned_share(gains: np.ndarray, prior: float) -> float:
+    """Share of a model that adds to another, by how much less its squared error is in blocks of times.
+
+    A prior share, and a quarter more for each standard error of the mean gain over the blocks, or less.
+    """
+    gains = gains[np.isfinite(gains)]
+    if len(gains) < 2:
+        return 0.0
+    error = float(gains.std(ddof=1)) / len(gains) ** 0.5
+    return float(np.clip(prior + 0.25 * gains.mean() / max(error, 1e-300), 0.0, 1.0))
 
 
 # Share that a gain of two standard errors earns.
