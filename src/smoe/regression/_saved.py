@@ -80,7 +80,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
     config = _detached(to_plain(learned), "", arrays)
     for name in MACHINE_OPTIONS:
         del config["options"][name]
-    tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
+    tensors = {name: torch.from_numpy(np.array(values, order="C")) for name, values in arrays.items()}
     for prefix, net in zip(_NETS, (fitted.net, fitted.plain, *fitted.folds), strict=False):
         if net is not None:
             state = net.state_dict()
