@@ -15,6 +15,8 @@ import smoe
 from gridded_files import cosines, regional
 from smoe.cli.main import main
 from smoe.errors import DataError, SmoeError
+from smoe.meshes._mesh import on_sphere
+from smoe.ops._healpix import healpix_coordinates
 from smoe.regression._ladder import COMBINATION, DAMPED, MEAN_ERROR, PERSISTENCE, RIDGE, TimeBasis
 from smoe.regression._ladder_fit import (
     NormalEquations,
@@ -245,7 +247,7 @@ def test_the_combination_is_half_the_best_shares_and_half_what_is_expected() -> 
 
     # Of errors that have nothing in common, the best shares are as one over their squares.
     even = weights(2.0, 2.0, 2.0, 1.0)
-    expected = {PERSISTENCE: 1 / 14 + 0.025, MEAN_ERROR: 1 / 14 + 0.025, DAMPED: 1 / 14, RIDGE: 2 / 7 + 0.45}
+    expected = {PERSISTENCE: 1 / 14 + 0.0125, MEAN_ERROR: 1 / 14 + 0.0125, DAMPED: 1 / 14, RIDGE: 2 / 7 + 0.475}
     assert even == pytest.approx(expected, abs=1e-3)
     # A ridge regression that is nearly right is not spoilt by what is expected of others.
     assert weights(100.0, 100.0, 100.0, 1.0) == {}
@@ -480,6 +482,21 @@ def test_neighbours_on_a_mesh_are_the_nearest_nodes() -> None:
     order = np.argsort(np.square(places[7] - places).sum(axis=1))
     assert found.shape == (60, 17) and found[7, 0] == 7
     assert found[7, 1:9].tolist() == order[1:9].tolist() and found[7, 9:].tolist() == order[9:25:2].tolist()
+
+
+def test_a_regression_on_neighbours_of_a_sphere_is_stored(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(120, 48)).astype(np.float32)
+    crs = ((), 0, {"grid_mapping_name": "healpix", "healpix_nside": 2, "healpix_order": "nest"})
+    times = {"time": MONTHS[:120], "crs": crs}
+    x = xr.Dataset({"a": (("time", "cell"), values, {"units": "K", "grid_mapping": "crs"})}, times)
+    near = mesh_neighbours(on_sphere(*healpix_coordinates(2, "nested").numpy().T), (1,))
+    y = xr.Dataset(
+        {"b": (("time", "cell"), values[:, near].mean(axis=2), {"units": "K", "grid_mapping": "crs"})}, times
+    )
+    model = smoe.GridRegressor(net="ridge", **QUIET).fit(x, y)
+    assert model.fitted.ladder.design.columns.rings
+    model.save(tmp_path / "m")
+    xr.testing.assert_equal(smoe.GridRegressor.load(tmp_path / "m").predict(x), model.predict(x))
 
 
 def test_a_rollout_is_the_prediction_of_predictions() -> None:

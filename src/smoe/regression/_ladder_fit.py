@@ -624,9 +624,9 @@ def _combine(
     places = [names.index(name) for name in members]
     weights = np.zeros((len(names), len(means)))
     for k, of_target in enumerate(means[:, places][:, :, places]):
-        # Of a model whose error is more than three times the ridge regression's, less is expected.
+        # The less is expected of a model, the larger its error is beside the ridge regression's.
         ratios = np.sqrt(of_target[0, 0] / np.maximum(np.diagonal(of_target), 1e-300))
-        prior = np.asarray([_PRIOR.get(name, 0.0) for name in members]) * np.minimum(3.0 * ratios, 1.0)
+        prior = np.asarray([_PRIOR.get(name, 0.0) for name in members]) * np.minimum(ratios, 1.0)
         prior[0] = 1.0 - prior[1:].sum()
         found = 0.5 * prior + 0.5 * _best_shares(of_target)
         found[found < _LEAST_WEIGHT] = 0.0
